@@ -1,1 +1,29 @@
+"""Fused ops: their mathematics, their schemas, and the platform kernels behind them."""
 
+from . import native
+from .registry import (
+    Availability,
+    KernelOp,
+    Provider,
+    define,
+    ensure_loaded,
+    find,
+    kernel_ops,
+    needs_grad,
+    provider,
+)
+from .shipped import SHIPPED
+
+__all__ = [
+    "SHIPPED",
+    "Availability",
+    "KernelOp",
+    "Provider",
+    "define",
+    "ensure_loaded",
+    "find",
+    "kernel_ops",
+    "native",
+    "needs_grad",
+    "provider",
+]

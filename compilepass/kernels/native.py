@@ -1,0 +1,146 @@
+"""The mathematics of every shipped kernel, as pure functions of plain torch ops.
+
+These functions are the reference that the platform kernels are tested against, the native forward
+of the layers, and the source that rewrite patterns are traced from. So they keep three invariants:
+no state, no branch on a tensor's size, and any leading rank.
+
+A kernel's rounding contract is read off here: where a ``.to(dtype)`` stands, the value is rounded.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = [
+    "fused_add_rms_norm",
+    "fused_add_rms_norm_dynamic_int8_quant",
+    "gelu_and_mul",
+    "int8_linear",
+    "quant_int8",
+    "rms_norm",
+    "rms_norm_dynamic_int8_quant",
+    "rotary_embedding",
+    "silu_and_mul",
+    "silu_and_mul_dynamic_int8_quant",
+]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm (arXiv:1910.07467) over the last dim, computed in fp32.
+
+    ``x``: ``[..., H]``, ``weight``: ``[H]``. The normed value is rounded to ``x.dtype`` *before* it
+    is multiplied by the weight, as in Hugging Face's Llama.
+    """
+    x32 = x.float()
+    variance = x32.pow(2).mean(-1, keepdim=True)
+    return weight * (x32 * torch.rsqrt(variance + eps)).to(x.dtype)
+
+
+def fused_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """``(rms_norm(sum), sum)`` with ``sum = x + residual`` rounded to their dtype.
+
+    ``x`` and ``residual``: ``[..., H]``, ``weight``: ``[H]``.
+    """
+    total = x + residual
+    return rms_norm(total, weight, eps), total
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """SwiGLU's gate (arXiv:2002.05202): ``silu(first half) * second half`` of the last dim.
+
+    ``x``: ``[..., 2 * I]``, result: ``[..., I]``. The gate is rounded to ``x.dtype``.
+    """
+    half = x.shape[-1] // 2
+    return F.silu(x[..., :half]) * x[..., half:]
+
+
+def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
+    """GeGLU's gate (arXiv:2002.05202): ``gelu(first half) * second half`` of the last dim.
+
+    ``x``: ``[..., 2 * I]``, result: ``[..., I]``. ``approximate`` is ``"none"`` (erf) or
+    ``"tanh"``, as in :func:`torch.nn.functional.gelu`. The gate is rounded to ``x.dtype``.
+    """
+    half = x.shape[-1] // 2
+    return F.gelu(x[..., :half], approximate=approximate) * x[..., half:]
+
+
+def rotary_embedding(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Rotate ``q`` and ``k`` by their position (RoPE, arXiv:2104.09864).
+
+    ``q``, ``k``: ``[..., heads, D]``; ``cos``, ``sin``: ``[..., R / 2]`` with ``R <= D``. The first
+    ``R`` elements of each head are rotated, the rest passes through (partial rotary).
+    ``interleaved`` pairs neighbours (GPT-J) instead of the two halves (NeoX, Llama).
+    Computed in the dtype of ``q`` and ``k``, with ``cos`` and ``sin`` cast to it, as Hugging Face
+    and vLLM do.
+    """
+    return _rotate(q, cos, sin, interleaved), _rotate(k, cos, sin, interleaved)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    width = 2 * cos.shape[-1]
+    cos = cos.unsqueeze(-2).to(x.dtype)
+    sin = sin.unsqueeze(-2).to(x.dtype)
+    if interleaved:
+        first, second = x[..., 0:width:2], x[..., 1:width:2]
+    else:
+        first, second = x[..., : width // 2], x[..., width // 2 : width]
+    rotated = (first * cos - second * sin, second * cos + first * sin)
+    out = torch.stack(rotated, -1).flatten(-2) if interleaved else torch.cat(rotated, -1)
+    return torch.cat((out, x[..., width:]), -1) if width < x.shape[-1] else out
+
+
+def quant_int8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Symmetric dynamic int8 quantisation with one scale a row (token).
+
+    ``x``: ``[..., H]``; result: ``q`` int8 ``[..., H]`` and ``scale`` fp32 ``[..., 1]`` with
+    ``x ≈ q * scale``. True division, and rounding half to even.
+    """
+    x32 = x.float()
+    scale = x32.abs().amax(-1, keepdim=True).clamp(min=1e-5) / 127
+    q = torch.round(x32 / scale).clamp(-128, 127).to(torch.int8)
+    return q, scale
+
+
+def int8_linear(
+    xq: Tensor,
+    xscale: Tensor,
+    wq: Tensor,
+    wscale: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """``dequantise(xq) @ dequantise(wq).T + bias``, accumulated and scaled in fp32.
+
+    ``xq``: int8 ``[..., K]``, ``xscale``: fp32 ``[..., 1]`` (a scale a token), ``wq``: int8
+    ``[N, K]``, ``wscale``: fp32 ``[N]`` (a scale a channel), ``bias``: ``[N]`` or ``None``; result:
+    ``out_dtype`` ``[..., N]``.
+    """
+    out = (xq.float() @ wq.float().t()) * xscale * wscale
+    if bias is not None:
+        out = out + bias.float()
+    return out.to(out_dtype)
+
+
+def rms_norm_dynamic_int8_quant(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """``quant_int8(rms_norm(x, weight, eps))``: ``(q, scale)``; shapes as in those two."""
+    return quant_int8(rms_norm(x, weight, eps))
+
+
+def fused_add_rms_norm_dynamic_int8_quant(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``(q, scale, sum)``: :func:`fused_add_rms_norm` with its normed output quantised."""
+    normed, total = fused_add_rms_norm(x, residual, weight, eps)
+    q, scale = quant_int8(normed)
+    return q, scale, total
+
+
+def silu_and_mul_dynamic_int8_quant(x: Tensor) -> tuple[Tensor, Tensor]:
+    """``quant_int8(silu_and_mul(x))``: ``(q, scale)``; shapes as in those two."""
+    return quant_int8(silu_and_mul(x))

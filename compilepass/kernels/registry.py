@@ -1,0 +1,419 @@
+"""The registry of fused ops and of the platform kernels that implement them.
+
+A :class:`KernelOp` is a ``torch.library`` op with a schema, a fake and a native reference, so it
+runs on every device. A :class:`Provider` implements one op on one device type, and is loaded
+(imported, built) when the op is first needed there. How a call finds its kernel:
+
+* The op starts with one kernel, at ``CompositeExplicitAutograd``, whose first call on a device
+  *binds* the op: it loads the best providers and puts them at the device's own dispatch key.
+* A provider in C++ registers itself there, so that later calls pass through no Python at all. A
+  Python function is registered for it. Where a provider may decline a call (``supports``), a
+  chooser is registered, that asks them by priority and ends with native.
+* Without a usable provider the first kernel stays, and runs native.
+
+Outputs are always contiguous. An op that needs gradients runs native, in eager and in compiled
+code, so its gradients are native's.
+
+    op = define("demo::scale(Tensor x, float by) -> Tensor", native=lambda x, by: x * by)
+    provider("demo::scale", name="mine", device_type="cpu", load=lambda: my_fast_scale)
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import CompilePassError, KernelError, RegistrationError, did_you_mean
+from ..reporting import note
+
+__all__ = [
+    "Availability",
+    "KernelOp",
+    "Provider",
+    "define",
+    "ensure_loaded",
+    "find",
+    "kernel_ops",
+    "needs_grad",
+    "provider",
+]
+
+PLUGIN_GROUP = "compilepass.kernels"
+
+Function = Callable[..., Any]
+Predicate = Callable[..., "str | None"]
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a platform kernel runs an op on a device: which one, or why there is none."""
+
+    ok: bool
+    provider: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One implementation of one op on one device type; see :func:`provider` for the fields."""
+
+    op: str
+    name: str
+    device_type: str
+    load: Callable[[], Function | None]
+    priority: int = 0
+    supports: Predicate | None = None
+    available: Callable[[], str | None] | None = None
+    falls_back: bool = False
+
+    @property
+    def may_decline(self) -> bool:
+        """Whether each call must be checked with ``supports`` before it reaches the kernel."""
+        return self.supports is not None and not self.falls_back
+
+
+@dataclass(frozen=True)
+class KernelOp:
+    """A fused op: its schema, its native reference, and questions about its platform kernels."""
+
+    name: str
+    schema: str
+    native: Function
+    fake: Function
+    version: int
+    overload: torch._ops.OpOverload[..., Any]
+
+    @property
+    def mutates(self) -> tuple[str, ...]:
+        """Names of the arguments that the schema declares as written to (``Tensor(a!)``)."""
+        arguments = self.overload._schema.arguments
+        return tuple(a.name for a in arguments if a.alias_info and a.alias_info.is_write)
+
+    @property
+    def providers(self) -> tuple[Provider, ...]:
+        """All registered providers of the op, for every device, best first."""
+        return _providers_of(self.name)
+
+    def available(self, device: str | torch.device) -> Availability:
+        """Whether a platform kernel, not native, runs the op on ``device``. Loads (builds) it."""
+        device_type = torch.device(device).type
+        binding = _bind(self.name, device_type)
+        if binding.chain:
+            return Availability(True, binding.chain[0].name, "")
+        reason = "; ".join(binding.refused) or f"no kernel is registered for {device_type}"
+        return Availability(False, None, reason)
+
+    def supports(self, device: str | torch.device, *args: Any) -> str | None:
+        """Why no platform kernel takes a call with ``args`` (fake tensors will do), or ``None``."""
+        binding = _bind(self.name, torch.device(device).type)
+        if not binding.chain:
+            return self.available(device).reason
+        reasons = []
+        for candidate in binding.chain:
+            reason = candidate.supports(*args) if candidate.supports else None
+            if reason is None:
+                return None
+            reasons.append(f"{candidate.name}: {reason}")
+        return "; ".join(reasons)
+
+    def __reduce__(self) -> tuple[Function, tuple[str]]:
+        return _by_name, (self.name,)
+
+
+@dataclass(frozen=True)
+class _Binding:
+    """What an op was bound to on a device type: usable providers best first, and the refused."""
+
+    chain: tuple[Provider, ...]
+    refused: tuple[str, ...]
+
+
+_lock = threading.RLock()
+_libraries: dict[str, Any] = {}  # Any: torch.library is not typed
+_ops: dict[str, KernelOp] = {}
+_providers: list[Provider] = []
+_bindings: dict[tuple[str, str], _Binding] = {}
+_plugins_loaded = False
+
+
+def define(
+    schema: str, *, native: Function, fake: Function | None = None, version: int = 1
+) -> KernelOp:
+    """Define an op from its schema, ``"namespace::name(Tensor x, ...) -> ..."``.
+
+    ``native`` computes it with plain torch ops and is what runs where no provider does; ``fake``
+    returns empty contiguous outputs of the right shape and dtype (by default ``native`` runs on
+    fake tensors). Change ``version`` when the meaning changes: compiled code is cached under it.
+
+    Raises:
+        RegistrationError: the schema is malformed, or the name is taken by another definition.
+            Running the same definition again (a reloaded module) replaces it.
+    """
+    name = schema.partition("(")[0].strip()
+    namespace, separator, short = name.partition("::")
+    if not (separator and namespace.isidentifier() and short.isidentifier()):
+        raise RegistrationError(
+            f"{name!r} is not a kernel name.",
+            why="A kernel lives in a namespace of its own.",
+            hint="Write the schema as 'namespace::name(Tensor x, ...) -> Tensor'.",
+        )
+    with _lock:
+        known = _ops.get(name)
+        if known is None:
+            overload = _define_in_torch(namespace, short, schema)
+        elif known.schema == schema and _origin(known.native) == _origin(native):
+            overload = known.overload
+        else:
+            raise RegistrationError(
+                f"The kernel {name} is defined twice.",
+                why=f"It is {known.schema} from {_origin(known.native)} already, and now "
+                f"{schema} from {_origin(native)}.",
+                hint="Choose another name, or implement the known op with provider().",
+            )
+        op = KernelOp(name, schema, native, fake or _contiguous(native), version, overload)
+        _ops[name] = op
+    return op
+
+
+def provider(
+    op_name: str,
+    *,
+    name: str,
+    device_type: str,
+    load: Callable[[], Function | None],
+    priority: int = 0,
+    supports: Predicate | None = None,
+    available: Callable[[], str | None] | None = None,
+    falls_back: bool = False,
+) -> None:
+    """Register an implementation of ``op_name`` for tensors on ``device_type``.
+
+    Args:
+        name: what reports call it; unique for this op and device.
+        load: called once, when first needed; returns a function with the op's signature, or
+            ``None`` when loading registered a kernel at the device's dispatch key by itself.
+        priority: the highest that is available runs; native counts as lowest.
+        supports: gets a call's arguments, real or fake, and returns ``None`` or why it declines.
+        available: returns ``None`` or why it cannot run on this machine, without loading.
+        falls_back: the kernel itself runs native for what ``supports`` declines, so that calls
+            need not be checked; no provider of lower priority is then ever asked.
+
+    Raises:
+        RegistrationError: the op is unknown, or has a provider of this name for the device.
+    """
+    with _lock:
+        if op_name not in _ops:
+            raise RegistrationError(
+                f"Provider {name!r} implements {op_name}, which is not defined.",
+                hint=did_you_mean(op_name, _ops),
+            )
+        if any((p.op, p.device_type, p.name) == (op_name, device_type, name) for p in _providers):
+            raise RegistrationError(
+                f"{op_name} has a provider {name!r} for {device_type} already.",
+                hint="Give each provider of an op its own name.",
+            )
+        _providers.append(
+            Provider(op_name, name, device_type, load, priority, supports, available, falls_back)
+        )
+        if _bindings.pop((op_name, device_type), None):
+            _bind(op_name, device_type)
+
+
+def find(op: str | torch._ops.OpOverload[..., Any] | object) -> KernelOp | None:
+    """The op of that qualified name or overload (any graph target will do), or ``None``."""
+    name = op._schema.name if isinstance(op, torch._ops.OpOverload) else op
+    return _ops.get(name) if isinstance(name, str) else None
+
+
+def kernel_ops() -> Mapping[str, KernelOp]:
+    """All ops by qualified name, in the order of their definition."""
+    with _lock:
+        return MappingProxyType(dict(_ops))
+
+
+def ensure_loaded(device_type: str) -> None:
+    """Load the kernels of every op for ``device_type`` now, not in the middle of the first call."""
+    for name in kernel_ops():
+        _bind(name, device_type)
+
+
+def needs_grad(*tensors: Tensor | None) -> bool:
+    """Whether a call with ``tensors`` must be recorded for backward, so should run native."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _define_in_torch(namespace: str, short: str, schema: str) -> torch._ops.OpOverload[..., Any]:
+    library = _libraries.get(namespace)
+    if library is None:
+        new_library: Callable[..., Any] = torch.library.Library
+        library = _libraries[namespace] = new_library(namespace, "FRAGMENT")
+    name = f"{namespace}::{short}"
+    try:
+        library.define(
+            schema.partition("::")[2],
+            tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
+        )
+    except RuntimeError as error:
+        raise RegistrationError(
+            f"PyTorch does not accept the kernel {name}.",
+            why=str(error).splitlines()[0],
+            hint="See torch.library.Library.define for the schema's grammar.",
+        ) from error
+    overload: torch._ops.OpOverload[..., Any] = getattr(
+        getattr(torch.ops, namespace), short
+    ).default
+
+    def first_call(*args: Any, **kwargs: Any) -> Any:
+        if _bind(name, _device_type(args, kwargs)).chain:
+            return overload(*args, **kwargs)
+        return _contiguous(_ops[name].native)(*args, **kwargs)
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        return _ops[name].fake(*args, **kwargs)
+
+    def traced_autograd(*args: Any, **kwargs: Any) -> Any:
+        if needs_grad(*_tensors(args, kwargs)):
+            return _ops[name].native(*args, **kwargs)
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload(*args, **kwargs)
+
+    library.impl(short, first_call, "CompositeExplicitAutograd")
+    torch.library.register_fake(name, fake, lib=library)
+    # Seen by the tracer of a compiled training step only: eager calls pay nothing for it, and the
+    # kernels themselves notice an eager call that needs gradients.
+    overload.py_impl(torch._C.DispatchKey.Autograd)(traced_autograd)
+    return overload
+
+
+def _bind(name: str, device_type: str) -> _Binding:
+    """Load the providers of an op for a device type, once, and install what they load."""
+    binding = _bindings.get((name, device_type))
+    if binding is not None:
+        return binding
+    with _lock:
+        _load_plugins()
+        if (name, device_type) not in _bindings:
+            _bindings[name, device_type] = _load(_ops[name], device_type)
+        return _bindings[name, device_type]
+
+
+def _load(op: KernelOp, device_type: str) -> _Binding:
+    key = torch._C._dispatch_key_for_device(device_type)
+    chain: list[tuple[Provider, Function]] = []
+    refused: list[str] = []
+    self_registered = False
+    for candidate in op.providers:
+        if candidate.device_type != device_type:
+            continue
+        reason = candidate.available() if candidate.available else None
+        if reason is None:
+            try:
+                function = candidate.load()
+                self_registered = function is None
+                chain.append((candidate, function or _registered_kernel(op, candidate, key)))
+            except Exception as error:
+                reason = error.what if isinstance(error, CompilePassError) else repr(error)
+                note(
+                    f"kernels.{device_type}",
+                    f"{candidate.name} cannot provide {op.name}: {reason}",
+                )
+        if reason is not None:
+            refused.append(f"{candidate.name}: {reason}")
+        elif not candidate.may_decline:
+            break
+    if len(chain) > 1 or (chain and (chain[0][0].may_decline or not self_registered)):
+        namespace, _, short = op.name.partition("::")
+        kernel = chain[0][1] if not chain[0][0].may_decline else _chooser(op, chain)
+        with warnings.catch_warnings():  # the kernel that is overridden is one of the chain
+            warnings.filterwarnings("ignore", "Warning only once for all operators")
+            _libraries[namespace].impl(short, kernel, key, allow_override=True)
+    return _Binding(tuple(candidate for candidate, _ in chain), tuple(refused))
+
+
+def _registered_kernel(op: KernelOp, candidate: Provider, key: str) -> Function:
+    """The kernel that a provider has registered by itself, kept callable if it is overridden."""
+    if not op.overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.__members__[key]):
+        raise KernelError(
+            f"load() returned None and registered no kernel for {op.name} at {key}",
+            hint=f"The author of provider {candidate.name!r} must do one of the two.",
+        )
+    kernel = torch.library.get_kernel(op.overload, key)
+    keyset = torch._C.DispatchKeySet(torch._C.DispatchKey.__members__[key])
+    return lambda *args, **kwargs: kernel.call_boxed(keyset, *args, **kwargs)
+
+
+def _chooser(op: KernelOp, chain: list[tuple[Provider, Function]]) -> Function:
+    """A kernel that gives each call to the first provider that takes it, at last to native."""
+    links = [(c.supports if c.may_decline else None, function) for c, function in chain]
+
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        for supports, function in links:
+            if supports is None or supports(*args, **kwargs) is None:
+                return function(*args, **kwargs)
+        return _contiguous(_ops[op.name].native)(*args, **kwargs)
+
+    return choose
+
+
+def _load_plugins() -> None:
+    """Let installed packages register their ops and providers, before anything is bound."""
+    global _plugins_loaded
+    if _plugins_loaded:
+        return
+    _plugins_loaded = True
+    from ..plugins import iter_plugins
+
+    for plugin in iter_plugins(PLUGIN_GROUP):
+        try:
+            plugin.load()()
+        except Exception as error:  # noqa: PERF203 (each plugin may fail on its own)
+            note("kernels.plugins", f"{plugin.name} of {plugin.distribution} failed: {error!r}")
+
+
+def _providers_of(name: str) -> tuple[Provider, ...]:
+    with _lock:
+        own = [p for p in _providers if p.op == name]
+    return tuple(sorted(own, key=lambda p: (p.device_type, -p.priority, p.name)))
+
+
+def _by_name(name: str) -> KernelOp:
+    op = find(name)
+    if op is None:
+        raise KernelError(f"{name} is not a known kernel.", hint=did_you_mean(name, _ops))
+    return op
+
+
+def _contiguous(function: Function) -> Function:
+    """``function`` with contiguous outputs, which is what every kernel and fake returns."""
+
+    def contiguous(*args: Any, **kwargs: Any) -> Any:
+        out = function(*args, **kwargs)
+        if isinstance(out, tuple):
+            return tuple(t.contiguous() for t in out)
+        return out.contiguous() if isinstance(out, Tensor) else out
+
+    return contiguous
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    leaves: list[Tensor] = []
+    for arg in (*args, *kwargs.values()):
+        items = arg if isinstance(arg, (list, tuple)) else (arg,)
+        leaves.extend(item for item in items if isinstance(item, Tensor))
+    return leaves
+
+
+def _device_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    tensors = _tensors(args, kwargs)
+    return tensors[0].device.type if tensors else "cpu"
+
+
+def _origin(function: Function) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
