@@ -1,0 +1,406 @@
+"""Put a replacement into the graph: record it on fake tensors, check its contract, edit.
+
+The replacement is recorded once per rule and kind of site (shapes, strides, dtypes, numbers), and
+that recording is copied to each site of the kind. All checks come before the first edit; an edit
+that cannot be completed is undone.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import compute_unbacked_bindings
+from torch.utils._pytree import tree_map
+
+from ..errors import PatternError
+from ..kernels import find
+from .canonical import Canonical
+from .record import Call, Recording, record
+from .reject import Reject
+from .rule import Input, Rule
+from .site import Site
+from .term import same, size_of
+
+__all__ = ["Emitter"]
+
+aten = torch.ops.aten
+#: stand for numbers that are known only when the graph runs; no model uses these values
+_SENTINELS = (0.8414709848078965, 0.9092974268256817)
+
+
+@dataclass(frozen=True)
+class _Template:
+    recording: Recording
+    kernels: tuple[Any, ...]
+    refusal: Reject | None
+
+
+class Emitter:
+    """Rewrites sites of one graph and keeps ``canonical`` up to date."""
+
+    def __init__(self, graph: Graph, canonical: Canonical) -> None:
+        self._graph = graph
+        self._canonical = canonical
+        self._templates: dict[Any, _Template] = {}
+        self._sizes: dict[sympy.Expr, list[Node]] = {}
+        for node in graph.nodes:
+            val = node.meta.get("val")
+            if isinstance(val, (torch.SymInt, torch.SymFloat)):
+                self._sizes.setdefault(val.node.expr, []).append(node)
+
+    def rewrite(self, site: Site) -> list[Node] | Reject | None:
+        """Replace ``site``; returns the new nodes, a refusal, or ``None`` if it is fused already."""
+        template = self._template(site)
+        if _is_done(site, template):
+            return None
+        if template.refusal is not None:
+            return template.refusal
+        made: list[Node] = []
+        try:
+            new_outputs = self._insert(site, template, made)
+        except _CannotBuild as error:
+            for node in reversed(made):
+                self._graph.erase_node(node)
+            return Reject("error", str(error), site.anchor)
+        old = [self._canonical.term(o) if o is not None else None for o in site.outputs]
+        self._redirect(site, new_outputs)
+        if site.must_sort:
+            _stable_sort(self._graph)
+        for node in made:
+            self._canonical.add(node)
+        for term, node in zip(old, new_outputs, strict=True):
+            if term is not None:
+                self._canonical.replace(term, node, made)
+        return made
+
+    # -- recording -----------------------------------------------------------------------------
+
+    def _template(self, site: Site) -> _Template:
+        vals = [node.meta["val"] for node in site.match.inputs.values()]
+        outs = [o.meta["val"] if o is not None else None for o in site.outputs]
+        numbers = tuple(
+            (n, None if n in site.number_nodes or isinstance(v, sympy.Expr) else v)
+            for n, v in site.match.numbers.items()
+        )
+        key = (site.pattern, numbers, *map(_layout, vals), *map(_layout, outs))
+        if key not in self._templates:
+            self._templates[key] = self._record(site, vals, outs)
+        return self._templates[key]
+
+    def _record(self, site: Site, vals: list[Any], outs: list[Any]) -> _Template:
+        rule, match = site.pattern.rule, site.match
+        mode: FakeTensorMode = vals[0].fake_mode
+        dims = match.dims
+
+        def run(**given: Any) -> tuple[torch.Tensor, ...]:
+            tensors = {
+                name: _viewed(given[name], _declared(rule, name, dims)) for name in rule.inputs
+            }
+            rest = {name: v for name, v in given.items() if name not in rule.inputs}
+            out = rule.replacement(**tensors, **rest)
+            got = (out,) if isinstance(out, torch.Tensor) else tuple(out)
+            if len(got) != len(outs):
+                raise PatternError(
+                    f"Rule {rule}: the replacement returns {len(got)} values, the pattern {len(outs)}."
+                )
+            return tuple(
+                g if o is None else _viewed(g, tuple(o.shape)) for g, o in zip(got, outs, strict=True)
+            )
+
+        live = [n for n, v in match.numbers.items() if _is_live(n, v, site)]
+        literal = {n: v for n, v in match.numbers.items() if n not in live}
+        recordings = []
+        try:
+            for sentinel in _SENTINELS[: 2 if live else 1]:
+                values = {**literal, **{n: sentinel + i for i, n in enumerate(live)}, **rule.fixed}
+                recordings.append(
+                    record(
+                        run,
+                        dict(zip(match.inputs, vals, strict=True)),
+                        values,
+                        mode=mode,
+                        decompositions={},
+                        what=f"The replacement of rule {rule}",
+                    )
+                )
+        except PatternError as error:
+            code = "mutation" if "in place" in error.what else "error"
+            return _Template(Recording([], [], []), (), Reject(code, str(error)))
+        except Exception as error:  # the replacement is the rule author's code
+            message = f"the replacement of {rule} raised {type(error).__name__}: {error}"
+            return _Template(Recording([], [], []), (), Reject("error", message))
+        recording = recordings[0]
+        kernels = tuple(c.target for c in recording.calls if find(c.target) is not None)
+        refusal = (
+            self._kernels_decline(recording, match.device)
+            or _breaks_contract(rule, recording, outs)
+            or _derives_from_live(rule, recordings, live)
+        )
+        return _Template(recording, kernels, refusal.at(site.anchor) if refusal else None)
+
+    @staticmethod
+    def _kernels_decline(recording: Recording, device: torch.device) -> Reject | None:
+        for call in recording.calls:
+            kernel = find(call.target)
+            if kernel is None:
+                continue
+            available = kernel.available(device)
+            if not available.ok:
+                return Reject("kernel_unavailable", f"{kernel.name}: {available.reason}")
+            args = tree_map(lambda a: a.meta["val"] if isinstance(a, Call) else a, call.args)
+            reason = kernel.supports(device, *args)
+            if reason is not None:
+                return Reject("kernel_declined", f"{kernel.name}: {reason}")
+        return None
+
+    # -- editing -------------------------------------------------------------------------------
+
+    def _insert(self, site: Site, template: _Template, made: list[Node]) -> list[Node]:
+        nodes: dict[Call, Node] = dict(
+            zip(template.recording.inputs, site.match.inputs.values(), strict=True)
+        )
+        mode = site.anchor.meta["val"].fake_mode
+        trace_meta = {
+            k: site.anchor.meta[k] for k in ("stack_trace", "nn_module_stack") if k in site.anchor.meta
+        }
+        with self._graph.inserting_before(site.before):
+            numbers = self._live_numbers(site, mode, made)
+
+            def argument(value: Any) -> Any:
+                if isinstance(value, Call):
+                    return nodes[value]
+                if isinstance(value, torch.SymInt):
+                    return self._size_node(value, site, made)
+                return numbers.get(value, value) if isinstance(value, float) else value
+
+            for call in template.recording.calls:
+                if call.op == "placeholder":
+                    continue
+                args, kwargs = tree_map(argument, (call.args, call.kwargs))
+                node = self._graph.call_function(call.target, args, kwargs)
+                node.meta.update(trace_meta)
+                node.meta["val"] = _own_value(call, node, mode)
+                nodes[call] = node
+                made.append(node)
+        return [nodes[c] for c in template.recording.outputs]
+
+    def _live_numbers(self, site: Site, mode: FakeTensorMode, made: list[Node]) -> dict[float, Any]:
+        """Nodes that read the numbers known at run time only, by the sentinels that stand for them."""
+        out: dict[float, Any] = {}
+        live = [n for n, v in site.match.numbers.items() if _is_live(n, v, site)]
+        for i, name in enumerate(live):
+            source = site.number_nodes.get(name)
+            if source is None:
+                out[_SENTINELS[0] + i] = self._size_node(site.match.numbers[name], site, made)
+                continue
+            node = self._graph.call_function(aten._local_scalar_dense.default, (source,))
+            with mode:
+                node.meta["val"] = aten._local_scalar_dense.default(source.meta["val"])
+            bindings = compute_unbacked_bindings(mode.shape_env, node.meta["val"])
+            if bindings:
+                node.meta["unbacked_bindings"] = bindings
+            made.append(node)
+            out[_SENTINELS[0] + i] = node
+        return out
+
+    def _size_node(self, value: Any, site: Site, made: list[Node]) -> Any:
+        """A node (or a number) with the value of a symbolic size, made from what is there."""
+        expr = value.node.expr if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
+        if expr.is_number:
+            return int(expr)
+        for node in self._sizes.get(expr, ()):
+            if node < site.before:
+                return node
+        for tensor in site.match.inputs.values():
+            for dim, size in enumerate(tensor.meta["val"].shape):
+                if isinstance(size, torch.SymInt) and same(size.node.expr, expr):
+                    node = self._graph.call_function(aten.sym_size.int, (tensor, dim))
+                    node.meta["val"] = size
+                    made.append(node)
+                    return node
+        if isinstance(expr, sympy.Mul):
+            factors = [self._size_node(a, site, made) for a in expr.args]
+            out = factors[0]
+            for factor in factors[1:]:
+                node = self._graph.call_function(operator.mul, (out, factor))
+                node.meta["val"] = _val(out) * _val(factor)
+                made.append(node)
+                out = node
+            return out
+        raise _CannotBuild(f"no value of the graph has the size {expr}.")
+
+    def _redirect(self, site: Site, new_outputs: list[Node]) -> None:
+        covered = set(site.covered)
+        old = [o for o in site.outputs if o is not None]
+        for node, new in zip(site.outputs, new_outputs, strict=True):
+            if node is None:
+                continue
+            for user in list(node.users):
+                if user not in covered:
+                    user.replace_input_with(node, new)
+        self._erase_dead([*old, *site.covered])
+
+    def _erase_dead(self, nodes: list[Node]) -> None:
+        todo = list(dict.fromkeys(nodes))
+        while todo:
+            todo.sort()
+            node = todo.pop()
+            if node._erased or node.users or node.op != "call_function" or node.is_impure():
+                continue
+            sources = node.all_input_nodes
+            self._canonical.discard(node)
+            self._graph.erase_node(node)
+            todo += [s for s in sources if s not in todo]
+
+
+class _CannotBuild(Exception):
+    pass
+
+
+def _is_done(site: Site, template: _Template) -> bool:
+    """Whether the match is one kernel call that the replacement would only write again."""
+    calls = [n for n in site.covered if n.op == "call_function"]
+    return len(calls) == 1 and calls[0].target in template.kernels
+
+
+def _is_live(name: str, value: Any, site: Site) -> bool:
+    return name in site.number_nodes or isinstance(value, sympy.Expr)
+
+
+def _declared(rule: Rule, name: str, dims: dict[str, Any]) -> tuple[Any, ...]:
+    spec = rule.inputs[name]
+    assert isinstance(spec, Input)
+    out = []
+    for size in rule.specs(torch.float32)[name].shape:
+        known = size if isinstance(size, int) else size.xreplace(
+            {s: dims[s.name.removeprefix("$")] for s in size.free_symbols}
+        )
+        out.append(size_of(known))
+    return tuple(out)
+
+
+def _viewed(tensor: torch.Tensor, shape: tuple[Any, ...]) -> torch.Tensor:
+    """``tensor`` in ``shape``, which has the same elements; a size that is not known is left open."""
+    sizes = [size_of(s) for s in shape]
+    if len(sizes) == tensor.dim() and all(
+        same(size_of(a), b) for a, b in zip(tensor.shape, sizes, strict=True)
+    ):
+        return tensor
+    unknown = [i for i, s in enumerate(sizes) if not isinstance(s, int)]
+    if len(unknown) <= 1:
+        return tensor.reshape([-1 if i in unknown else s for i, s in enumerate(sizes)])
+    return tensor.reshape(shape)
+
+
+def _layout(val: Any) -> Any:
+    if val is None:
+        return None
+    return (
+        tuple(size_of(s) for s in val.shape),
+        tuple(size_of(s) for s in val.stride()),
+        val.dtype,
+        val.device,
+    )
+
+
+def _breaks_contract(rule: Rule, recording: Recording, outs: list[Any]) -> Reject | None:
+    for i, (call, out) in enumerate(zip(recording.outputs, outs, strict=True)):
+        if out is None:
+            continue
+        got = call.meta["val"]
+        if got.dtype != out.dtype or got.device != out.device:
+            return Reject(
+                "contract",
+                f"output {i} of {rule} would be {got.dtype} on {got.device}.",
+                expected=f"{out.dtype} on {out.device}",
+                found=f"{got.dtype} on {got.device}",
+                hint="Cast in the replacement, or list the dtypes the rule is for.",
+            )
+        (shape, strides, *_), (want_shape, want_strides, *_) = _layout(got), _layout(out)
+        if not all(map(same, shape, want_shape)):
+            return Reject("contract", f"output {i} of {rule} would have shape {shape}.",
+                          expected=str(want_shape), found=str(shape))
+        moved = [
+            d for d, size in enumerate(shape) if size != 1 and not same(strides[d], want_strides[d])
+        ]
+        if moved:
+            return Reject(
+                "layout",
+                f"output {i} of {rule} would have strides {strides}.",
+                expected=str(want_strides),
+                found=str(strides),
+                hint="An input is not contiguous; make it so in the model, or in the replacement.",
+            )
+    return None
+
+
+def _derives_from_live(rule: Rule, recordings: list[Recording], live: list[str]) -> Reject | None:
+    """A number known at run time may be passed on, but not computed with, in a replacement."""
+    if not live:
+        return None
+    literals = [
+        [a for c in r.calls for a in c.args if isinstance(a, float) and a not in _stand_ins(k, live)]
+        for k, r in enumerate(recordings)
+    ]
+    if literals[0] != literals[1]:
+        return Reject("scalar", f"the replacement of {rule} computes with {', '.join(live)}.")
+    return None
+
+
+def _stand_ins(k: int, live: list[str]) -> set[float]:
+    return {_SENTINELS[k] + i for i in range(len(live))}
+
+
+def _own_value(call: Call, node: Node, mode: FakeTensorMode) -> Any:
+    """A fake value of its own for ``node``: shared ones would look like aliases to later passes."""
+    if call.target is operator.getitem:
+        return node.args[0].meta["val"][call.args[1]]  # type: ignore[union-attr]
+    if find(call.target) is None:
+        args, kwargs = tree_map(_val, (node.args, node.kwargs))
+        with mode:
+            return call.target(*args, **kwargs)
+    return tree_map(lambda t: _fresh(t, mode), call.meta["val"])
+
+
+def _fresh(value: Any, mode: FakeTensorMode) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    with mode:
+        return torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=value.device
+        )
+
+
+def _val(value: Any) -> Any:
+    return value.meta["val"] if isinstance(value, Node) else value
+
+
+def _stable_sort(graph: Graph) -> None:
+    """Move nodes behind their inputs, keeping the order of all others."""
+    done: set[Node] = set()
+    waiting: dict[Node, list[Node]] = {}
+    last = None
+
+    def settle(node: Node) -> None:
+        nonlocal last
+        todo = [node]
+        while todo:
+            node = todo.pop(0)
+            missing = next((s for s in node.all_input_nodes if s not in done), None)
+            if missing is not None:
+                waiting.setdefault(missing, []).append(node)
+                continue
+            if last is not None:
+                last.append(node)
+            last = node
+            done.add(node)
+            todo = waiting.pop(node, []) + todo
+
+    for node in list(graph.nodes):
+        settle(node)

@@ -1,0 +1,206 @@
+"""The table of spellings that mean the same.
+
+An entry is a function that takes a term and returns the canonical one, or ``None`` where it does
+not apply; it is used on patterns and on graphs alike. To add one, write the function, name the
+operation it looks at, and give it a line in ``tests/rewrite/test_equivalences.py``, which checks
+both spellings numerically.
+
+Entries marked *inexact* change the last bit of a floating point result (a division against a
+multiplication with the reciprocal); all others are exact.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Protocol
+
+from .term import Shape, Term, const, product, same
+
+__all__ = ["EQUIVALENCES", "Equivalence", "table"]
+
+
+class Builder(Protocol):
+    def make(
+        self,
+        op: str,
+        args: tuple[Term, ...],
+        params: tuple[tuple[str, object], ...] = (),
+        *,
+        like: Term,
+        seen: tuple[Shape | None, ...] | None = None,
+        absorb: tuple[Term, ...] = (),
+    ) -> Term: ...
+
+
+Equivalence = Callable[[Term, Builder], Term | None]
+EQUIVALENCES: dict[str, list[tuple[str, Equivalence]]] = defaultdict(list)
+
+
+def equivalence(*ops: str) -> Callable[[Equivalence], Equivalence]:
+    def add(fn: Equivalence) -> Equivalence:
+        for op in ops:
+            EQUIVALENCES[op].append((fn.__name__, fn))
+        return fn
+
+    return add
+
+
+def table() -> list[tuple[str, tuple[str, ...], str]]:
+    """Every entry as (name, operations it looks at, first line of its description)."""
+    ops: dict[str, list[str]] = defaultdict(list)
+    text: dict[str, str] = {}
+    for op, entries in EQUIVALENCES.items():
+        for name, fn in entries:
+            ops[name].append(op)
+            text[name] = (fn.__doc__ or "").strip().splitlines()[0]
+    return [(name, tuple(ops[name]), text[name]) for name in sorted(ops)]
+
+
+def _is(term: Term, value: float) -> bool:
+    return term.is_const and isinstance(term.value, (int, float)) and term.value == value
+
+
+@equivalence("pow")
+def power_is_product_or_root(t: Term, b: Builder) -> Term | None:
+    """``x ** 2`` is ``x * x``; ``x ** 0.5`` is ``sqrt(x)``; ``x ** -0.5`` is ``rsqrt(x)``."""
+    x, exponent = t.args[0], t.args[1]
+    if _is(exponent, 2):
+        return b.make("mul", (x, x), like=t, seen=(t.seen[0], t.seen[0]))
+    if _is(exponent, 0.5):
+        return b.make("sqrt", (x,), like=t, seen=t.seen[:1])
+    if _is(exponent, -0.5):
+        return b.make("rsqrt", (x,), like=t, seen=t.seen[:1])
+    return None
+
+
+@equivalence("square")
+def square_is_product(t: Term, b: Builder) -> Term | None:
+    """``square(x)`` is ``x * x``."""
+    return b.make("mul", (t.args[0], t.args[0]), like=t, seen=(t.seen[0], t.seen[0]))
+
+
+@equivalence("rsub")
+def rsub_is_sub(t: Term, b: Builder) -> Term | None:
+    """``rsub(x, y)`` is ``y - x``."""
+    return b.make("sub", t.args[::-1], t.params, like=t, seen=t.seen[::-1])
+
+
+@equivalence("mul", "div", "add", "sub")
+def identity_arithmetic(t: Term, b: Builder) -> Term | None:
+    """``x * 1``, ``x / 1``, ``x + 0`` and ``x - 0`` are ``x``."""
+    if len(t.args) != 2 or any(v not in (1, None) for _, v in t.params):
+        return None
+    neutral = 1 if t.op in ("mul", "div") else 0
+    for x, other in ((0, 1), (1, 0)) if t.op in ("mul", "add") else ((0, 1),):
+        value = t.args[x]
+        if _is(t.args[other], neutral) and value.dtype == t.dtype and t.seen[x] == t.shape:
+            return value
+    return None
+
+
+@equivalence("div")
+def division_by_root(t: Term, b: Builder) -> Term | None:
+    """``x / sqrt(v)`` is ``x * rsqrt(v)``, ``1 / sqrt(v)`` is ``rsqrt(v)`` (inexact)."""
+    if t.params and t.param("rounding_mode") is not None:
+        return None
+    x, y = t.args
+    if y.op != "sqrt":
+        return None
+    root = b.make("rsqrt", y.args, like=y, seen=y.seen, absorb=(t,))
+    return root if _is(x, 1) else b.make("mul", (x, root), like=t, seen=t.seen, absorb=(y,))
+
+
+@equivalence("reciprocal")
+def reciprocal_of_root(t: Term, b: Builder) -> Term | None:
+    """``reciprocal(sqrt(v))`` is ``rsqrt(v)`` (inexact)."""
+    root = t.args[0]
+    if root.op != "sqrt":
+        return None
+    return b.make("rsqrt", root.args, like=t, seen=root.seen, absorb=(root,))
+
+
+@equivalence("div")
+def one_over_is_reciprocal(t: Term, b: Builder) -> Term | None:
+    """``1 / x`` is ``reciprocal(x)``."""
+    if _is(t.args[0], 1) and t.param("rounding_mode") is None:
+        return b.make("reciprocal", t.args[1:], like=t, seen=t.seen[1:])
+    return None
+
+
+@equivalence("mul")
+def product_with_reciprocal(t: Term, b: Builder) -> Term | None:
+    """``x * reciprocal(y)`` is ``x / y`` (inexact)."""
+    for x, y in ((0, 1), (1, 0)):
+        inverse = t.args[y]
+        if inverse.op == "reciprocal" and not t.args[x].is_const:
+            return b.make(
+                "div", (t.args[x], inverse.args[0]), like=t, seen=(t.seen[x], t.seen[y]),
+                absorb=(inverse,),
+            )
+    return None
+
+
+@equivalence("div")
+def sum_over_count_is_mean(t: Term, b: Builder) -> Term | None:
+    """``sum(x, dim) / n`` is ``mean(x, dim)`` where ``n`` is the size of ``dim``."""
+    if len(t.args) != 2 or t.args[0].op != "sum" or not t.args[1].is_const:
+        return None
+    total = t.args[0]
+    shape = total.seen[0]
+    if shape is None or not same(product([shape[d] for d in total.param("dim")]), t.args[1].value):
+        return None
+    return b.make("mean", total.args, total.params, like=t, seen=total.seen, absorb=(total,))
+
+
+@equivalence("sigmoid")
+def sigmoid_is_exp(t: Term, b: Builder) -> Term | None:
+    """``sigmoid(x)`` is ``1 / (1 + exp(-x))``."""
+    negative = b.make("neg", t.args, like=t, seen=t.seen)
+    grown = b.make("exp", (negative,), like=t)
+    below = b.make("add", (grown, const(1)), (("alpha", 1),), like=t, seen=(t.shape, None))
+    return b.make("reciprocal", (below,), like=t)
+
+
+@equivalence("clamp")
+def clamp_is_two_bounds(t: Term, b: Builder) -> Term | None:
+    """``clamp(x, lo, hi)`` is ``clamp_max(clamp_min(x, lo), hi)``."""
+    out = t.args[0]
+    if len(t.args) != 1:
+        return None
+    for op, name in (("clamp_min", "min"), ("clamp_max", "max")):
+        bound = t.param(name)
+        if bound is not None:
+            out = b.make(op, (out,), ((name, bound),), like=t)
+    return out
+
+
+@equivalence("addmm")
+def addmm_is_mm_and_add(t: Term, b: Builder) -> Term | None:
+    """``addmm(bias, a, b)`` is ``a @ b + bias`` where alpha and beta are 1."""
+    if t.param("alpha") != 1 or t.param("beta") != 1:
+        return None
+    bias, left, right = t.args
+    matrix = b.make("mm", (left, right), like=t, seen=t.seen[1:])
+    return b.make(
+        "add", (matrix, bias), (("alpha", 1),), like=t, seen=(matrix.shape, t.seen[0])
+    )
+
+
+@equivalence("getitem")
+def split_is_slice(t: Term, b: Builder) -> Term | None:
+    """One part of ``split``, ``chunk`` or ``split_with_sizes`` is a ``slice``."""
+    parts = t.args[0]
+    if parts.op not in ("split", "split_with_sizes") or not parts.seen or parts.seen[0] is None:
+        return None
+    dim, index = parts.param("dim"), t.param("index")
+    total = parts.seen[0][dim]
+    sizes = parts.param("split_size") or parts.param("split_sizes")
+    if isinstance(sizes, tuple):
+        start = sum(sizes[:index])
+        end = start + sizes[index]
+    else:
+        start = sizes * index
+        end = start + t.shape[dim] if t.shape is not None else total
+    params = (("dim", dim), ("start", start), ("end", end), ("step", 1))
+    return b.make("slice", parts.args, params, like=t, seen=parts.seen)

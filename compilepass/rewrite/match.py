@@ -1,0 +1,296 @@
+"""Unify a pattern's terms with those of a graph.
+
+The search starts at one output of the pattern and walks down its operands; commuted operands are
+the only choice points. Whatever fails is kept as a :class:`Failure` with as few formatted strings
+as possible, since most candidates fail at their first operation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+from .canonical import kind_of
+from .term import Shape, Size, Term, align, broadcast_axes, same, size_of
+from .trace import Variable
+
+__all__ = ["Bindings", "Failure", "Unifier"]
+
+_COMMUTES = frozenset("add mul maximum minimum eq ne logical_and logical_or bitwise_and".split())
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Where the best attempt stopped: raw values, formatted only when a near miss is shown."""
+
+    code: str
+    pattern: Term
+    found: Term
+    expected: Any = None
+    actual: Any = None
+    what: str = ""
+    matched: int = 0
+
+
+@dataclass(frozen=True)
+class Bindings:
+    """A pattern's terms, sizes and numbers, each with what it stands for in the graph."""
+
+    terms: dict[Term, Term]
+    dims: dict[str, Size]
+    numbers: dict[str, Any]  # a Python number, or a term that holds the number as a tensor
+
+
+class Unifier:
+    """One attempt to match a pattern. Use a new one per attempt."""
+
+    def __init__(self) -> None:
+        self._terms: dict[Term, Term] = {}
+        self._order: list[Term] = []
+        self._dims: dict[str, Size] = {}
+        self._numbers: dict[str, Any] = {}
+        self.failure: Failure | None = None
+
+    def match(self, pattern: Term, found: Term) -> Bindings | None:
+        if not self._all(((pattern, found), None)):
+            return None
+        return Bindings(self._terms, self._dims, self._numbers)
+
+    # -- search --------------------------------------------------------------------------------
+
+    def _all(self, goals: Any) -> bool:
+        while goals is not None:
+            (p, t), goals = goals
+            if p.op == "const":
+                if not self._number(p.value, t, p):
+                    return False
+                continue
+            bound = self._terms.get(p)
+            if bound is not None:
+                if bound is not t:
+                    return self._fail("binding", p, t, bound, t)
+                continue
+            if not self._node(p, t):
+                return False
+            self._terms[p] = t
+            self._order.append(p)
+            if p.op == "input":
+                continue
+            if len(p.args) == 2 and p.op in _COMMUTES:
+                return self._commuted(p, t, goals)
+            if not self._operation(p, t, t.args, t.seen):
+                return False
+            for pair in zip(reversed(p.args), reversed(t.args), strict=True):
+                goals = (pair, goals)
+        return True
+
+    def _commuted(self, p: Term, t: Term, goals: Any) -> bool:
+        for turn in (1, -1):
+            args, seen = t.args[::turn], t.seen[::turn]
+            if turn == -1 and args[0] is args[1]:
+                break
+            if not _may_match(p.args[0], args[0]) or not _may_match(p.args[1], args[1]):
+                self._fail_operands(p, t, args)
+                continue
+            mark = len(self._order), dict(self._dims), dict(self._numbers)
+            if self._operation(p, t, args, seen):
+                rest = ((p.args[0], args[0]), ((p.args[1], args[1]), goals))
+                if self._all(rest):
+                    return True
+            self._undo(*mark)
+        return False
+
+    def _undo(self, length: int, dims: dict[str, Size], numbers: dict[str, Any]) -> None:
+        for term in self._order[length:]:
+            self._terms.pop(term, None)
+        del self._order[length:]
+        self._dims, self._numbers = dims, numbers
+
+    def _fail(
+        self, code: str, p: Term, t: Term, expected: Any = None, actual: Any = None, what: str = ""
+    ) -> bool:
+        matched = len(self._order)
+        if self.failure is None or matched > self.failure.matched:
+            self.failure = Failure(code, p, t, expected, actual, what, matched)
+        return False
+
+    def _fail_operands(self, p: Term, t: Term, args: tuple[Term, ...]) -> None:
+        """Blame the operand that fits in neither place."""
+        for want, have in zip(p.args, args, strict=True):
+            if not _may_match(want, have):
+                self._fail(_why_not(want, have), want, have, want, have)
+                return
+
+    # -- one operation -------------------------------------------------------------------------
+
+    def _node(self, p: Term, t: Term) -> bool:
+        """Operation, dtype and shape of one value."""
+        if p.op != "input":
+            if p.op != t.op:
+                return self._fail("op", p, t, p.op, t.op)
+            if len(p.args) != len(t.args):
+                return self._fail("arity", p, t, len(p.args), len(t.args))
+        elif t.is_const:
+            return self._fail("op", p, t, "a tensor", t.value)
+        if p.dtype != t.dtype:
+            return self._fail("dtype", p, t, p.dtype, t.dtype)
+        if p.shape is None or t.shape is None:
+            return p.shape is None and t.shape is None
+        if align(p.shape, t.shape, self._dims) is None:
+            return self._fail("shape", p, t, self._known(p.shape), t.shape)
+        return True
+
+    def _operation(
+        self, p: Term, t: Term, args: tuple[Term, ...], seen: tuple[Shape | None, ...]
+    ) -> bool:
+        """What the operation does: along which dimensions, and with which other arguments."""
+        kind = kind_of(p.op)
+        if kind == "pointwise":
+            if not self._broadcast(p, t, seen):
+                return False
+        elif not self._axes(p, t, seen, kind):
+            return False
+        return self._params(p, t, skip="dim" if kind in ("reduction", "along") else "")
+
+    def _broadcast(self, p: Term, t: Term, seen: tuple[Shape | None, ...]) -> bool:
+        assert p.shape is not None and t.shape is not None
+        if all(s is None or s == t.shape for s in seen) and all(
+            s is None or s == p.shape for s in p.seen
+        ):
+            return True
+        groups = align(p.shape, t.shape, self._dims)
+        assert groups is not None
+        for i, (want, have) in enumerate(zip(p.seen, seen, strict=True)):
+            if want is None or have is None:
+                if (want is None) != (have is None) and not self._is_number_for(p.args[i], have):
+                    return self._fail("op", p.args[i], t.args[i])
+                continue
+            wanted, found = broadcast_axes(want, p.shape), broadcast_axes(have, t.shape)
+            for axis, group in enumerate(groups):
+                if any(found[d] != wanted[axis] for d in group):
+                    return self._fail(
+                        "broadcast", p, t, self._known(want), have, f"operand {i + 1}"
+                    )
+        return True
+
+    @staticmethod
+    def _is_number_for(pattern: Term, have: Shape | None) -> bool:
+        return pattern.is_const and have == ()
+
+    def _axes(self, p: Term, t: Term, seen: tuple[Shape | None, ...], kind: str) -> bool:
+        mapped = []
+        for want, have in zip(p.seen, seen, strict=True):
+            if want is None or have is None:
+                if want is not have:
+                    return self._fail("shape", p, t, want, have)
+                continue
+            groups = align(want, have, self._dims)
+            if groups is None:
+                return self._fail("shape", p, t, self._known(want), have)
+            if kind == "exact" and (len(want) != len(have) or any(len(g) > 1 for g in groups)):
+                return self._fail("shape", p, t, self._known(want), have)
+            mapped.append((want, groups))
+        if kind not in ("reduction", "along") or not mapped:
+            return True
+        want, groups = mapped[0]
+        found_dim = t.param("dim")
+        dims = p.param("dim")
+        dims = dims if isinstance(dims, tuple) else (dims,)
+        found = found_dim if isinstance(found_dim, tuple) else (found_dim,)
+        have = seen[0]
+        assert have is not None
+        wanted = {d for i in dims for d in groups[i]}
+        if wanted != {d for d in found if have[d] != 1}:
+            return self._fail("dim", p, t, sorted(wanted), list(found))
+        if kind == "along" and len(wanted) != 1:
+            return self._fail("dim", p, t, dims, found)
+        return True
+
+    def _params(self, p: Term, t: Term, skip: str) -> bool:
+        if p.params == t.params:
+            return True
+        found = dict(t.params)
+        for name, want in p.params:
+            if name == skip:
+                continue
+            if name not in found:
+                return self._fail("keyword", p, t, want, None, name)
+            if not self._value(want, found[name]):
+                code = "literal" if _is_number(want) and _is_number(found[name]) else "keyword"
+                return self._fail(code, p, t, want, found[name], name)
+        for name in found.keys() - {k for k, _ in p.params}:
+            return self._fail("keyword", p, t, None, found[name], name)
+        return True
+
+    # -- numbers -------------------------------------------------------------------------------
+
+    def _number(self, want: Any, t: Term, p: Term) -> bool:
+        """Match a literal operand: a number, or (for a variable) a tensor that holds one number."""
+        if t.is_const:
+            return self._value(want, t.value) or self._fail("literal", p, t, want, t.value)
+        if isinstance(want, Variable) and t.shape == () and t.dtype is not None:
+            source = t
+            while source.op == "cast":
+                source = source.args[0]
+            bound = self._numbers.setdefault(want.name, source)
+            return bound is source or self._fail("binding", p, t, bound, source)
+        return self._fail("scalar" if t.shape == () else "op", p, t, want, t.op)
+
+    def _value(self, want: Any, have: Any) -> bool:
+        if isinstance(want, Variable):
+            if not _is_number(have):
+                return False
+            bound = self._numbers.setdefault(want.name, have)
+            return _equal_numbers(bound, have)
+        if isinstance(want, tuple):
+            return (
+                isinstance(have, tuple)
+                and len(want) == len(have)
+                and all(self._value(w, h) for w, h in zip(want, have, strict=True))
+            )
+        if isinstance(want, sympy.Expr):
+            return _is_number(have) and align((want,), (have,), self._dims) is not None
+        if _is_number(want) and _is_number(have):
+            return _equal_numbers(want, have)
+        return type(want) is type(have) and bool(want == have)
+
+    def _known(self, shape: Shape) -> Shape:
+        """A pattern's shape with the sizes that are bound already."""
+        return tuple(
+            size_of(s.xreplace({x: self._dims.get(x.name, x) for x in s.free_symbols}))
+            if not isinstance(s, int)
+            else s
+            for s in shape
+        )
+
+
+def _may_match(p: Term, t: Term) -> bool:
+    if p.op == "const":
+        return t.is_const or t.shape == ()
+    if p.op == "input":
+        return not t.is_const and p.dtype == t.dtype
+    return p.op == t.op and p.dtype == t.dtype
+
+
+def _why_not(p: Term, t: Term) -> str:
+    return "dtype" if p.op in ("input", t.op) and not t.is_const else "op"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, sympy.Expr)) and not isinstance(value, bool)
+
+
+def _equal_numbers(a: Any, b: Any) -> bool:
+    """Equal, also after rounding to float32, in which graphs keep some literals."""
+    if isinstance(a, Term) or isinstance(b, Term):
+        return a is b
+    if isinstance(a, sympy.Expr) or isinstance(b, sympy.Expr):
+        return same(a, b)
+    if a == b or (a != a and b != b):
+        return True
+    if isinstance(a, float) or isinstance(b, float):
+        return bool(torch.tensor(a, dtype=torch.float32) == torch.tensor(b, dtype=torch.float32))
+    return False

@@ -1,0 +1,231 @@
+"""A rewrite rule: three functions over the same variable names.
+
+``pattern`` is ordinary Python and says what to find, ``replacement`` what to put in its place, and
+``check`` may refuse a match. Sizes are named in ``inputs``; parameters annotated ``float`` are
+numbers that take their value from the match; parameters with a default keep it.
+
+    def pattern(x, weight, eps: float):
+        return quant_int8(rms_norm(x, weight, eps))
+
+    def replacement(x, weight, eps):
+        return torch.ops.compilepass.rms_norm_dynamic_int8_quant(x, weight, eps)
+
+    Rule(pattern, replacement, inputs={"x": ("T", "H"), "weight": ("H",)})
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sympy
+import torch
+
+from ..errors import PatternError
+from .record import Decompositions
+from .reject import Reject
+from .term import Shape, Size, Term
+from .trace import TensorSpec, Traced, size_symbol, trace
+
+__all__ = ["Input", "Pattern", "Rule"]
+
+FLOATING = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor of a pattern: sizes by name, number or expression (``"2*H"``), and a fixed dtype.
+
+    Without ``dtype`` the tensor has the rule's dtype, one for all such inputs of a match.
+    """
+
+    shape: tuple[str | int, ...]
+    dtype: torch.dtype | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """Find ``pattern``, put ``replacement`` in its place.
+
+    ``inputs`` gives each tensor's shape as names of sizes, ``{"x": ("T", "H")}``. The first size
+    of a tensor may stand for any number of leading dimensions of the graph's; the replacement
+    always sees the shapes that are written here, and its outputs are viewed back. ``check`` gets
+    the :class:`~compilepass.rewrite.Match` and returns ``None`` or ``match.reject("why")``.
+    ``dtypes`` are the floating dtypes that the rule is for. ``training=True`` allows the rule in
+    graphs that have a backward pass.
+
+    Raises :class:`PatternError` where the functions and ``inputs`` do not fit together.
+    """
+
+    pattern: Callable[..., Any]
+    replacement: Callable[..., Any]
+    inputs: Mapping[str, Sequence[str | int] | Input]
+    check: Callable[[Any], Reject | None] | None = None
+    name: str = ""
+    dtypes: tuple[torch.dtype, ...] = FLOATING
+    training: bool = False
+    numbers: tuple[str, ...] = field(default=(), init=False)
+    fixed: Mapping[str, Any] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        set_ = object.__setattr__
+        set_(self, "name", self.name or getattr(self.pattern, "__name__", "rule"))
+        set_(self, "pattern", _frozen(self.pattern))
+        set_(self, "replacement", _frozen(self.replacement))
+        if self.check is not None:
+            set_(self, "check", _frozen(self.check))
+        inputs = {
+            name: spec if isinstance(spec, Input) else Input(_shape_names(self.name, name, spec))
+            for name, spec in self.inputs.items()
+        }
+        set_(self, "inputs", inputs)
+        self._read_parameters()
+
+    def _read_parameters(self) -> None:
+        parameters = inspect.signature(self.pattern).parameters
+        missing = [n for n in self.inputs if n not in parameters]
+        if missing:
+            raise PatternError(
+                f"Rule {self.name!r}: inputs name {missing}, which are not parameters of the pattern.",
+                why=f"The pattern takes ({', '.join(parameters)}).",
+                hint="Use the same names in both.",
+            )
+        numbers, fixed = [], {}
+        hints = inspect.get_annotations(self.pattern)
+        for name, parameter in parameters.items():
+            if name in self.inputs:
+                continue
+            if parameter.default is not inspect.Parameter.empty:
+                fixed[name] = parameter.default
+            elif hints.get(name) in (float, "float"):
+                numbers.append(name)
+            else:
+                raise PatternError(
+                    f"Rule {self.name!r}: what is parameter {name!r} of the pattern?",
+                    hint=f"Give its shape in inputs={{{name!r}: …}} if it is a tensor, annotate it "
+                    f"({name}: float) if it is a number, or give it a default if it is fixed.",
+                )
+        taken = set(inspect.signature(self.replacement).parameters)
+        if taken != set(parameters):
+            raise PatternError(
+                f"Rule {self.name!r}: pattern and replacement take different parameters.",
+                why=f"pattern({', '.join(parameters)}), replacement({', '.join(taken)})",
+                hint="Both are functions of the same variables.",
+            )
+        object.__setattr__(self, "numbers", tuple(numbers))
+        object.__setattr__(self, "fixed", fixed)
+
+    @property
+    def location(self) -> str:
+        """``file.py:line`` of the pattern."""
+        code = getattr(self.pattern, "__code__", None)
+        return f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code else "?"
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.location})"
+
+    def specs(self, dtype: torch.dtype) -> dict[str, TensorSpec]:
+        """The input tensors of the variant for ``dtype``."""
+        return {
+            name: TensorSpec(tuple(_size(s) for s in spec.shape), spec.dtype or dtype)
+            for name, spec in self.inputs.items()
+            if isinstance(spec, Input)
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """One rule traced for one dtype.
+
+    ``root`` is the output that all others lead to; ``wanted`` counts the operations to match.
+    """
+
+    rule: Rule
+    dtype: torch.dtype
+    traced: Traced
+    root: Term
+    wanted: int
+
+    @classmethod
+    def of(cls, rule: Rule, dtype: torch.dtype, decompositions: Decompositions, expand: Any) -> Pattern:
+        """Trace ``rule`` for ``dtype``; raises :class:`PatternError` with the rule's name and place."""
+        what = f"The pattern of rule {rule}"
+        try:
+            traced = trace(
+                rule.pattern,
+                rule.specs(dtype),
+                rule.numbers,
+                rule.fixed,
+                decompositions=decompositions,
+                what=what,
+                expand=expand,
+            )
+        except PatternError:
+            raise
+        except Exception as error:
+            raise PatternError(
+                f"{what} cannot be traced for {dtype}: {type(error).__name__}: {error}",
+                hint="A pattern is run on tensors without data; it cannot read their values.",
+            ) from error
+        ops = [t for t in traced.terms if t.op not in ("input", "const")]
+        if not ops:
+            raise PatternError(f"{what} does nothing.", hint="Return a value computed from its inputs.")
+        reach = {out: _below(out) for out in traced.outputs}
+        root = max(traced.outputs, key=lambda out: len(reach[out]))
+        apart = [out for out in traced.outputs if out not in reach[root]]
+        if apart:
+            raise PatternError(
+                f"{what} returns values that no single one of its outputs depends on.",
+                why="A match is searched from one output downwards.",
+                hint="Split it into one rule per output.",
+            )
+        unused = [n for n, t in traced.inputs.items() if t not in reach[root]]
+        if unused:
+            raise PatternError(f"{what} does not use {', '.join(unused)}.", hint="Remove it.")
+        return cls(rule, dtype, traced, root, len(ops))
+
+
+def _below(term: Term) -> set[Term]:
+    seen: set[Term] = set()
+    todo = [term]
+    while todo:
+        t = todo.pop()
+        if t not in seen:
+            seen.add(t)
+            todo.extend(t.args)
+    return seen
+
+
+def _shape_names(rule: str, name: str, shape: Any) -> tuple[str | int, ...]:
+    if isinstance(shape, str) or not isinstance(shape, Sequence):
+        raise PatternError(
+            f"Rule {rule!r}: the shape of {name!r} is {shape!r}.",
+            hint=f"Write a tuple of sizes, such as {{{name!r}: ('T', 'H')}}.",
+        )
+    return tuple(shape)
+
+
+def _size(size: str | int) -> Size:
+    if isinstance(size, int):
+        return size
+    try:
+        expr = sympy.parse_expr(size)
+    except (SyntaxError, TypeError, ValueError) as error:
+        raise PatternError(f"{size!r} is not a size.", hint="Use a name or '2*H'.") from error
+    names = {s: size_symbol(s.name) for s in expr.free_symbols}
+    return expr.xreplace(names)  # type: ignore[no-any-return]
+
+
+def _frozen(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of ``fn`` whose closure keeps today's values, whatever the caller assigns later."""
+    if not isinstance(fn, types.FunctionType) or not fn.__closure__:
+        return fn
+    cells = tuple(types.CellType(c.cell_contents) for c in fn.__closure__)
+    copy = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, cells)
+    copy.__kwdefaults__, copy.__annotations__ = fn.__kwdefaults__, fn.__annotations__
+    copy.__qualname__, copy.__module__ = fn.__qualname__, fn.__module__
+    return copy

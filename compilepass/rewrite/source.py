@@ -1,0 +1,22 @@
+"""The line of the user's model that a node came from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from torch.fx import Node
+
+__all__ = ["source_of"]
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<where>\S+)\n\s*(?P<code>.+)')
+
+
+def source_of(node: Node | None) -> str:
+    """``modeling_llama.py:67 in forward: return self.weight * …``, or ``""`` where it is unknown."""
+    trace = node.meta.get("stack_trace") if node is not None else None
+    frames = list(_FRAME.finditer(trace)) if trace else []
+    if not frames:
+        return ""
+    last = frames[-1]
+    return f"{Path(last['file']).name}:{last['line']} in {last['where']}: {last['code'].strip()}"
