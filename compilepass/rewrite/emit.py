@@ -15,7 +15,6 @@ import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import compute_unbacked_bindings
 from torch.utils._pytree import tree_map
 
 from ..errors import PatternError
@@ -30,8 +29,6 @@ from .term import same, size_of
 __all__ = ["Emitter"]
 
 aten = torch.ops.aten
-#: stand for numbers that are known only when the graph runs; no model uses these values
-_SENTINELS = (0.8414709848078965, 0.9092974268256817)
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class Emitter:
         self._sizes: dict[sympy.Expr, list[Node]] = {}
         for node in graph.nodes:
             val = node.meta.get("val")
-            if isinstance(val, (torch.SymInt, torch.SymFloat)):
+            if isinstance(val, torch.SymInt):
                 self._sizes.setdefault(val.node.expr, []).append(node)
 
     def rewrite(self, site: Site) -> list[Node] | Reject | None:
@@ -84,10 +81,7 @@ class Emitter:
     def _template(self, site: Site) -> _Template:
         vals = [node.meta["val"] for node in site.match.inputs.values()]
         outs = [o.meta["val"] if o is not None else None for o in site.outputs]
-        numbers = tuple(
-            (n, None if n in site.number_nodes or isinstance(v, sympy.Expr) else v)
-            for n, v in site.match.numbers.items()
-        )
+        numbers = tuple(site.match.numbers.items())
         key = (site.pattern, numbers, *map(_layout, vals), *map(_layout, outs))
         if key not in self._templates:
             self._templates[key] = self._record(site, vals, outs)
@@ -113,34 +107,24 @@ class Emitter:
                 g if o is None else _viewed(g, tuple(o.shape)) for g, o in zip(got, outs, strict=True)
             )
 
-        live = [n for n, v in match.numbers.items() if _is_live(n, v, site)]
-        literal = {n: v for n, v in match.numbers.items() if n not in live}
-        recordings = []
         try:
-            for sentinel in _SENTINELS[: 2 if live else 1]:
-                values = {**literal, **{n: sentinel + i for i, n in enumerate(live)}, **rule.fixed}
-                recordings.append(
-                    record(
-                        run,
-                        dict(zip(match.inputs, vals, strict=True)),
-                        values,
-                        mode=mode,
-                        decompositions={},
-                        what=f"The replacement of rule {rule}",
-                    )
-                )
+            recording = record(
+                run,
+                dict(zip(match.inputs, vals, strict=True)),
+                {**match.numbers, **rule.fixed},
+                mode=mode,
+                decompositions={},
+                what=f"The replacement of rule {rule}",
+            )
         except PatternError as error:
             code = "mutation" if "in place" in error.what else "error"
             return _Template(Recording([], [], []), (), Reject(code, str(error)))
         except Exception as error:  # the replacement is the rule author's code
             message = f"the replacement of {rule} raised {type(error).__name__}: {error}"
             return _Template(Recording([], [], []), (), Reject("error", message))
-        recording = recordings[0]
         kernels = tuple(c.target for c in recording.calls if find(c.target) is not None)
-        refusal = (
-            self._kernels_decline(recording, match.device)
-            or _breaks_contract(rule, recording, outs)
-            or _derives_from_live(rule, recordings, live)
+        refusal = self._kernels_decline(recording, match.device) or _breaks_contract(
+            rule, recording, outs
         )
         return _Template(recording, kernels, refusal.at(site.anchor) if refusal else None)
 
@@ -170,14 +154,13 @@ class Emitter:
             k: site.anchor.meta[k] for k in ("stack_trace", "nn_module_stack") if k in site.anchor.meta
         }
         with self._graph.inserting_before(site.before):
-            numbers = self._live_numbers(site, mode, made)
 
             def argument(value: Any) -> Any:
                 if isinstance(value, Call):
                     return nodes[value]
                 if isinstance(value, torch.SymInt):
                     return self._size_node(value, site, made)
-                return numbers.get(value, value) if isinstance(value, float) else value
+                return value
 
             for call in template.recording.calls:
                 if call.op == "placeholder":
@@ -190,28 +173,9 @@ class Emitter:
                 made.append(node)
         return [nodes[c] for c in template.recording.outputs]
 
-    def _live_numbers(self, site: Site, mode: FakeTensorMode, made: list[Node]) -> dict[float, Any]:
-        """Nodes that read the numbers known at run time only, by the sentinels that stand for them."""
-        out: dict[float, Any] = {}
-        live = [n for n, v in site.match.numbers.items() if _is_live(n, v, site)]
-        for i, name in enumerate(live):
-            source = site.number_nodes.get(name)
-            if source is None:
-                out[_SENTINELS[0] + i] = self._size_node(site.match.numbers[name], site, made)
-                continue
-            node = self._graph.call_function(aten._local_scalar_dense.default, (source,))
-            with mode:
-                node.meta["val"] = aten._local_scalar_dense.default(source.meta["val"])
-            bindings = compute_unbacked_bindings(mode.shape_env, node.meta["val"])
-            if bindings:
-                node.meta["unbacked_bindings"] = bindings
-            made.append(node)
-            out[_SENTINELS[0] + i] = node
-        return out
-
     def _size_node(self, value: Any, site: Site, made: list[Node]) -> Any:
         """A node (or a number) with the value of a symbolic size, made from what is there."""
-        expr = value.node.expr if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
+        expr = value.node.expr if isinstance(value, torch.SymInt) else value
         if expr.is_number:
             return int(expr)
         for node in self._sizes.get(expr, ()):
@@ -267,10 +231,6 @@ def _is_done(site: Site, template: _Template) -> bool:
     """Whether the match is one kernel call that the replacement would only write again."""
     calls = [n for n in site.covered if n.op == "call_function"]
     return len(calls) == 1 and calls[0].target in template.kernels
-
-
-def _is_live(name: str, value: Any, site: Site) -> bool:
-    return name in site.number_nodes or isinstance(value, sympy.Expr)
 
 
 def _declared(rule: Rule, name: str, dims: dict[str, Any]) -> tuple[Any, ...]:
@@ -338,23 +298,6 @@ def _breaks_contract(rule: Rule, recording: Recording, outs: list[Any]) -> Rejec
                 hint="An input is not contiguous; make it so in the model, or in the replacement.",
             )
     return None
-
-
-def _derives_from_live(rule: Rule, recordings: list[Recording], live: list[str]) -> Reject | None:
-    """A number known at run time may be passed on, but not computed with, in a replacement."""
-    if not live:
-        return None
-    literals = [
-        [a for c in r.calls for a in c.args if isinstance(a, float) and a not in _stand_ins(k, live)]
-        for k, r in enumerate(recordings)
-    ]
-    if literals[0] != literals[1]:
-        return Reject("scalar", f"the replacement of {rule} computes with {', '.join(live)}.")
-    return None
-
-
-def _stand_ins(k: int, live: list[str]) -> set[float]:
-    return {_SENTINELS[k] + i for i in range(len(live))}
 
 
 def _own_value(call: Call, node: Node, mode: FakeTensorMode) -> Any:

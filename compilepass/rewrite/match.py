@@ -41,7 +41,7 @@ class Bindings:
 
     terms: dict[Term, Term]
     dims: dict[str, Size]
-    numbers: dict[str, Any]  # a Python number, or a term that holds the number as a tensor
+    numbers: dict[str, Any]
 
 
 class Unifier:
@@ -228,15 +228,9 @@ class Unifier:
     # -- numbers -------------------------------------------------------------------------------
 
     def _number(self, want: Any, t: Term, p: Term) -> bool:
-        """Match a literal operand: a number, or (for a variable) a tensor that holds one number."""
+        """Match a literal operand; a tensor that holds one number is known only at run time."""
         if t.is_const:
             return self._value(want, t.value) or self._fail("literal", p, t, want, t.value)
-        if isinstance(want, Variable) and t.shape == () and t.dtype is not None:
-            source = t
-            while source.op == "cast":
-                source = source.args[0]
-            bound = self._numbers.setdefault(want.name, source)
-            return bound is source or self._fail("binding", p, t, bound, source)
         return self._fail("scalar" if t.shape == () else "op", p, t, want, t.op)
 
     def _value(self, want: Any, have: Any) -> bool:
@@ -285,8 +279,6 @@ def _is_number(value: Any) -> bool:
 
 def _equal_numbers(a: Any, b: Any) -> bool:
     """Equal, also after rounding to float32, in which graphs keep some literals."""
-    if isinstance(a, Term) or isinstance(b, Term):
-        return a is b
     if isinstance(a, sympy.Expr) or isinstance(b, sympy.Expr):
         return same(a, b)
     if a == b or (a != a and b != b):

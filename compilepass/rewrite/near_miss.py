@@ -74,5 +74,8 @@ def _hint(failure: Failure) -> str:
     if failure.code == "dim":
         return "The rule works along the last dimension; move it there."
     if failure.code == "scalar":
-        return "Pass the number as a Python float."
+        return (
+            "The number is a tensor in this graph (dynamic=True makes a float argument one): "
+            "keep it in an attribute of the module, or compile with dynamic=None."
+        )
     return ""

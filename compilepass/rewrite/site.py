@@ -8,7 +8,7 @@ would not need its own result, all values are on one device, and the rule's own 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -49,7 +49,6 @@ class Site:
     covered: tuple[Node, ...]
     before: Node
     must_sort: bool
-    number_nodes: dict[str, Node] = field(default_factory=dict)
 
     @property
     def anchor(self) -> Node:
@@ -94,14 +93,9 @@ def find_site(
                 node or next(iter(covered)),
             )
         inputs[name] = node
-    numbers: dict[str, Any] = {}
-    number_nodes: dict[str, Node] = {}
     for name, value in bound.numbers.items():
-        if isinstance(value, Term):
-            if value.node is None:
-                return Reject("scalar", f"{name} is a tensor that is not in the graph.")
-            number_nodes[name] = value.node
-        numbers[name] = value
+        if isinstance(value, sympy.Expr):
+            return Reject("scalar", f"{name} is known only when the graph runs ({value}).")
     out_terms = [bound.terms[t] for t in pattern.traced.outputs]
     free = _shared_for_free(pattern, bound)
     reject = _extra_user(inner, out_terms, free, covered, canonical)
@@ -113,7 +107,7 @@ def find_site(
     devices = {n.meta["val"].device for n in (*inputs.values(), *filter(None, outputs))}
     if len(devices) > 1:
         return Reject("device", f"values are on {', '.join(sorted(map(str, devices)))}.")
-    place = _place(inputs, number_nodes, outputs, covered, canonical)
+    place = _place(inputs, outputs, covered)
     if isinstance(place, Reject):
         return place
     before, must_sort = place
@@ -131,7 +125,7 @@ def find_site(
     match = Match(
         rule,
         {name.removeprefix("$"): size for name, size in bound.dims.items()},
-        numbers,
+        bound.numbers,
         inputs,
         devices.pop(),
         pattern.dtype,
@@ -140,7 +134,7 @@ def find_site(
         refused = _run_check(rule, match)
         if refused is not None:
             return refused.at(outputs[0])
-    return Site(pattern, match, outputs, tuple(covered), before, must_sort, number_nodes)
+    return Site(pattern, match, outputs, tuple(covered), before, must_sort)
 
 
 def _run_check(rule: Rule, match: Match) -> Reject | None:
@@ -212,13 +206,11 @@ def _extra_user(
 
 def _place(
     inputs: dict[str, Node],
-    number_nodes: dict[str, Node],
     outputs: tuple[Node | None, ...],
     covered: dict[Node, None],
-    canonical: Canonical,
 ) -> tuple[Node, bool] | Reject:
     """The node before which the replacement goes, and whether the graph must be sorted after."""
-    needs = [*inputs.values(), *number_nodes.values()]
+    needs = list(inputs.values())
     given = [o for o in outputs if o is not None]
     users = [u for o in given for u in o.users if u not in covered]
     before = min(users) if users else max(given).next
