@@ -1,8 +1,8 @@
 """Plugins of other packages, found through entry points and never allowed to break the host.
 
-Groups: ``compilepass.platforms``, ``.ops``, ``.kernels`` and ``.passes``. A plugin is imported only
-by ``Plugin.load``; one that raises is recorded and its traceback logged once, and the caller goes on
-without it. ``COMPILEPASS_PLUGINS`` limits who may load, by entry-point or distribution name; the
+Groups: ``compilepass.platforms``, ``.ops``, ``.kernels`` and ``.passes``. A plugin is imported
+only by ``Plugin.load``; one that raises is recorded, its traceback logged once, and the caller goes
+on without it. ``COMPILEPASS_PLUGINS`` limits who may load, by entry-point or distribution name; the
 toolkit's own entry points are not plugins in that sense and always load.
 
     for plugin in iter_plugins("compilepass.ops"):
@@ -47,7 +47,7 @@ def _as_it_is(loaded: Any) -> Any:
 
 @dataclass(frozen=True)
 class Plugin:
-    """One entry point; ``name`` is the entry point's, ``distribution`` the package that ships it."""
+    """One entry point, and the ``distribution`` (package) that ships it."""
 
     name: str
     distribution: str
@@ -89,9 +89,8 @@ def iter_plugins(group: str, *, error: type[CompilePassError] = RegistrationErro
     for entry_point in entry_points(group=group):
         distribution = entry_point.dist.name if entry_point.dist is not None else "?"
         plugin = Plugin(entry_point.name, distribution, entry_point)
-        if distribution != _OWN and allowed is not None:
-            if not {plugin.name, distribution} & set(allowed):
-                continue
+        if distribution != _OWN and allowed is not None and not _allows(allowed, plugin):
+            continue
         other = found.setdefault(plugin.name, plugin)
         if other.distribution != distribution:
             raise error(
@@ -100,6 +99,10 @@ def iter_plugins(group: str, *, error: type[CompilePassError] = RegistrationErro
                 hint="Uninstall one of them, or list the one to use in COMPILEPASS_PLUGINS.",
             )
     return [found[name] for name in sorted(found)]
+
+
+def _allows(allowed: tuple[str, ...], plugin: Plugin) -> bool:
+    return plugin.name in allowed or plugin.distribution in allowed
 
 
 def broken_plugins() -> tuple[BrokenPlugin, ...]:

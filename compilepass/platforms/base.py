@@ -82,7 +82,7 @@ class Platform(ABC):
 
 
 def check_platform(platform: object) -> Platform:
-    """Return ``platform`` if it is a usable ``Platform``, else raise what its author must change."""
+    """Return ``platform`` if it is usable, else raise what its author must change."""
     if not isinstance(platform, Platform):
         raise PlatformError(
             f"{platform!r} is not a Platform",

@@ -1,8 +1,8 @@
 """Which platforms there are, and which one this process runs on.
 
 An out-of-tree platform that is available wins over a built-in one, so that a vendor's package needs
-no configuration. The answer is found once, when it is first needed, and forgotten when a platform is
-registered or unregistered. ``use_platform`` overrides it for a scope of one thread.
+no configuration. The answer is found once, when it is first needed, and forgotten when a platform
+is registered or unregistered. ``use_platform`` overrides it for a scope of one thread.
 """
 
 from __future__ import annotations
@@ -152,7 +152,9 @@ def _load(plugin: Plugin) -> Platform | None:
 
 def _instance(loaded: Any) -> Platform:
     """An entry point names an instance, a subclass or a function without arguments."""
-    return check_platform(loaded if isinstance(loaded, Platform) else loaded())
+    platform = check_platform(loaded if isinstance(loaded, Platform) else loaded())
+    platform.is_available()  # one that cannot even answer this is broken, and is left out here
+    return platform
 
 
 def _find_all() -> tuple[Platform, ...]:
