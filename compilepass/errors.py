@@ -15,6 +15,7 @@ __all__ = [
     "ExpectationError",
     "KernelError",
     "OpTypeError",
+    "OpValueError",
     "PassError",
     "PatternError",
     "PlanError",
@@ -57,6 +58,10 @@ class RegistrationError(CompilePassError, ValueError):
 
 class OpTypeError(CompilePassError, TypeError):
     """An op, layer or override is of the wrong kind or has the wrong signature."""
+
+
+class OpValueError(CompilePassError, ValueError):
+    """An op is called with sizes or dims that its declaration does not allow."""
 
 
 class PlatformError(CompilePassError, RuntimeError):

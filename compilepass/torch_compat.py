@@ -1,0 +1,60 @@
+"""The few differences and private names of torch that modules below ``inductor`` need.
+
+Everything else that is private to torch stays in ``compilepass.inductor``. This module sits beside
+``errors``, so that ``ops`` can mark dynamic sizes without importing upwards. Importing it does not
+import Dynamo or Inductor: each function does so when it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["dynamic_dims", "inductor_has_option"]
+
+#: Attributes that ``mark_dynamic`` leaves on a tensor (torch 2.11 to 2.14).
+_MARKS = (
+    "_dynamo_dynamic_indices",
+    "_dynamo_dynamic_range",
+    "_dynamo_hint_overrides",
+    "_specialize_on",
+    "_has_dynamo_dim_marking",
+)
+
+
+@contextmanager
+def dynamic_dims(dims: Iterable[tuple[Tensor, int]]) -> Iterator[None]:
+    """Mark each (tensor, dim) as dynamic for the duration of one call.
+
+    The marks live on the caller's tensors: left there, they would make a later compile of the
+    caller's own that specialises the size fail. So they are put back as they were.
+    """
+    from torch._dynamo import mark_dynamic
+
+    dims = list(dims)
+    tensors = {id(tensor): tensor for tensor, _ in dims}
+    saved = {key: _marks(tensor) for key, tensor in tensors.items()}
+    try:
+        for tensor, dim in dims:
+            mark_dynamic(tensor, dim)
+        yield
+    finally:
+        for key, tensor in tensors.items():
+            for name in _MARKS:
+                tensor.__dict__.pop(name, None)
+            tensor.__dict__.update(saved[key])
+
+
+def _marks(tensor: Tensor) -> dict[str, Any]:
+    present = {name: tensor.__dict__[name] for name in _MARKS if name in tensor.__dict__}
+    return {name: v.copy() if isinstance(v, set | dict) else v for name, v in present.items()}
+
+
+def inductor_has_option(name: str) -> bool:
+    """Whether this torch's Inductor has the option ``name`` (``"graph_partition"``)."""
+    from torch._inductor import config
+
+    return hasattr(config, name)
