@@ -4,6 +4,7 @@
 // the op of the same name in `compilepass_native`, which the Python side defines.
 #include <array>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -13,6 +14,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include "activations.h"
+#include "matmul.h"
 #include "rows.h"
 
 namespace compilepass {
@@ -36,7 +38,7 @@ struct Unpack<std::tuple<Results...>> {
   }
 };
 
-constexpr size_t kMostValues = 4;  // arguments or results of an op
+constexpr size_t kMostValues = 6;  // arguments or results of an op
 
 template <class Result, class... Args>
 Result call(const char* op, const Args&... args) {
@@ -52,15 +54,23 @@ bool requires_grad(const Tensor& t) {
 }
 
 template <class... Tensors>
+bool needs_grad(const Tensors&... tensors) {
+  return aoti_torch_grad_mode_is_enabled() && (requires_grad(tensors) || ...);
+}
+
+bool is_storage(ScalarType dtype) {
+  return dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half;
+}
+
+bool is_matrix(const Tensor& t, ScalarType dtype) {
+  return t.is_cpu() && t.scalar_type() == dtype && t.dim() > 0 && t.size(-1) > 0;
+}
+
+template <class... Tensors>
 bool takes(const Tensor& x, const Tensors&... others) {
   const ScalarType dtype = x.scalar_type();
-  if (dtype != ScalarType::Float && dtype != ScalarType::BFloat16 && dtype != ScalarType::Half) {
-    return false;
-  }
-  if (x.dim() == 0 || x.size(-1) == 0 || !x.is_cpu()) return false;
-  if (!((others.is_cpu() && others.scalar_type() == dtype) && ...)) return false;
-  return !aoti_torch_grad_mode_is_enabled() ||
-      !(requires_grad(x) || (requires_grad(others) || ...));
+  return is_storage(dtype) && is_matrix(x, dtype) &&
+      ((others.is_cpu() && others.scalar_type() == dtype) && ...) && !needs_grad(x, others...);
 }
 
 // Calls body with a value of the storage type of a dtype that `takes` took.
@@ -259,6 +269,40 @@ std::tuple<Tensor, Tensor> quant_int8(const Tensor& x) {
   return {out.q, out.scale};
 }
 
+constexpr int64_t kWidestExact = 65536;  // 255 * 128 * width fits an int32
+
+Tensor int8_linear(
+    const Tensor& xq, const Tensor& xscale, const Tensor& wq, const Tensor& wscale,
+    std::optional<Tensor> bias, ScalarType out_dtype) {
+  const bool taken = is_matrix(xq, ScalarType::Char) && is_matrix(wq, ScalarType::Char) &&
+      is_matrix(xscale, ScalarType::Float) && is_matrix(wscale, ScalarType::Float) &&
+      is_storage(out_dtype) && xq.size(-1) <= kWidestExact && !needs_grad(xscale, wscale) &&
+      (!bias || (bias->is_cpu() && !needs_grad(*bias)));
+  if (!taken) {
+    return call<Tensor>(
+        "compilepass_native::int8_linear", xq, xscale, wq, wscale, bias, out_dtype);
+  }
+  const int64_t width = xq.size(-1), rows = xq.numel() / width, columns = wq.size(0);
+  STD_TORCH_CHECK(
+      wq.dim() == 2 && wq.size(1) == width, "xq and wq are equally wide, not ", width, " and ",
+      wq.size(-1), ".");
+  STD_TORCH_CHECK(
+      xscale.numel() == rows && wscale.numel() == columns && (!bias || bias->numel() == columns),
+      "xscale holds a value a row of xq, wscale and bias one a row of wq.");
+  const Tensor out = empty(xq, columns, out_dtype);
+  const Tensor x = dense(xq), xscales = dense(xscale), w = dense(wq), wscales = dense(wscale);
+  std::optional<Tensor> biases;
+  if (bias) biases = dense(torch::stable::to(*bias, ScalarType::Float));
+  const Int8Linear operands{
+      data<int8_t>(x), data<float>(xscales), data<int8_t>(w), data<float>(wscales),
+      biases ? data<float>(*biases) : nullptr, rows, width, columns};
+  with_storage(out_dtype, [&](auto storage) {
+    using T = decltype(storage);
+    int8_linear(operands, mutable_data<T>(out));
+  });
+  return out;
+}
+
 struct Entry {
   const char* name;
   void (*boxed)(StableIValue*, uint64_t, uint64_t);
@@ -268,6 +312,7 @@ const Entry kEntries[] = {
     {"fused_add_rms_norm", TORCH_BOX(&fused_add_rms_norm)},
     {"fused_add_rms_norm_dynamic_int8_quant", TORCH_BOX(&fused_add_rms_norm_dynamic_int8_quant)},
     {"gelu_and_mul", TORCH_BOX(&gelu_and_mul)},
+    {"int8_linear", TORCH_BOX(&int8_linear)},
     {"quant_int8", TORCH_BOX(&quant_int8)},
     {"rms_norm", TORCH_BOX(&rms_norm)},
     {"rms_norm_dynamic_int8_quant", TORCH_BOX(&rms_norm_dynamic_int8_quant)},

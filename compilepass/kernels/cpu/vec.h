@@ -139,10 +139,20 @@ COMPILEPASS_INLINE void for_each_vec(int64_t n, Body body) {
   if (i < n) body(i, Rest{n - i});
 }
 
-COMPILEPASS_INLINE float sum(Vec v) {
-  float total = 0;
-  for (int64_t i = 0; i < kLanes; ++i) total += v[i];
-  return total;
+// Adds the lanes up, in halves.
+template <class V>
+COMPILEPASS_INLINE auto sum(V v) {
+  constexpr size_t lanes = sizeof(V) / sizeof(v[0]);
+  if constexpr (lanes == 16) {
+    return sum(
+        __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+        __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+  } else if constexpr (lanes == 8) {
+    return sum(
+        __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7));
+  } else {
+    return (v[0] + v[1]) + (v[2] + v[3]);
+  }
 }
 
 // The largest magnitude so far, NaN above all: the bits of |x| order as integers, as |x| does.
