@@ -1,6 +1,6 @@
 """Fused ops: their mathematics, their schemas, and the platform kernels behind them."""
 
-from . import native
+from . import cpu, native
 from .registry import (
     Availability,
     KernelOp,
@@ -13,6 +13,8 @@ from .registry import (
     provider,
 )
 from .shipped import SHIPPED
+
+cpu.register()
 
 __all__ = [
     "SHIPPED",

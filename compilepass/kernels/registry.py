@@ -86,9 +86,16 @@ class KernelOp:
     name: str
     schema: str
     native: Function
-    fake: Function
+    fake: Function | None
     version: int
     overload: torch._ops.OpOverload[..., Any]
+
+    def run_native(self, *args: Any, **kwargs: Any) -> Any:
+        """``native``, with contiguous outputs as every kernel and fake returns them."""
+        out = self.native(*args, **kwargs)
+        if isinstance(out, tuple):
+            return tuple(t.contiguous() for t in out)
+        return out.contiguous() if isinstance(out, Tensor) else out
 
     @property
     def mutates(self) -> tuple[str, ...]:
@@ -139,6 +146,7 @@ _lock = threading.RLock()
 _libraries: dict[str, Any] = {}  # Any: torch.library is not typed
 _ops: dict[str, KernelOp] = {}
 _providers: list[Provider] = []
+_loaded: dict[Provider, Function] = {}
 _bindings: dict[tuple[str, str], _Binding] = {}
 _plugins_loaded = False
 
@@ -177,7 +185,7 @@ def define(
                 f"{schema} from {_origin(native)}.",
                 hint="Choose another name, or implement the known op with provider().",
             )
-        op = KernelOp(name, schema, native, fake or _contiguous(native), version, overload)
+        op = KernelOp(name, schema, native, fake, version, overload)
         _ops[name] = op
     return op
 
@@ -273,10 +281,11 @@ def _define_in_torch(namespace: str, short: str, schema: str) -> torch._ops.OpOv
     def first_call(*args: Any, **kwargs: Any) -> Any:
         if _bind(name, _device_type(args, kwargs)).chain:
             return overload(*args, **kwargs)
-        return _contiguous(_ops[name].native)(*args, **kwargs)
+        return _ops[name].run_native(*args, **kwargs)
 
     def fake(*args: Any, **kwargs: Any) -> Any:
-        return _ops[name].fake(*args, **kwargs)
+        op = _ops[name]
+        return (op.fake or op.run_native)(*args, **kwargs)
 
     def traced_autograd(*args: Any, **kwargs: Any) -> Any:
         if needs_grad(*_tensors(args, kwargs)):
@@ -308,45 +317,65 @@ def _load(op: KernelOp, device_type: str) -> _Binding:
     key = torch._C._dispatch_key_for_device(device_type)
     chain: list[tuple[Provider, Function]] = []
     refused: list[str] = []
-    self_registered = False
     for candidate in op.providers:
         if candidate.device_type != device_type:
             continue
-        reason = candidate.available() if candidate.available else None
-        if reason is None:
-            try:
-                function = candidate.load()
-                self_registered = function is None
-                chain.append((candidate, function or _registered_kernel(op, candidate, key)))
-            except Exception as error:
-                reason = error.what if isinstance(error, CompilePassError) else repr(error)
-                note(
-                    f"kernels.{device_type}",
-                    f"{candidate.name} cannot provide {op.name}: {reason}",
-                )
+        try:
+            reason = candidate.available() if candidate.available else None
+            if reason is None:
+                chain.append((candidate, _kernel(op, candidate, key)))
+        except Exception as error:  # noqa: PERF203 (the next provider may do)
+            reason = error.what if isinstance(error, CompilePassError) else repr(error)
+            note(f"kernels.{device_type}", f"{candidate.name} kernels cannot be used: {error}")
         if reason is not None:
             refused.append(f"{candidate.name}: {reason}")
         elif not candidate.may_decline:
             break
-    if len(chain) > 1 or (chain and (chain[0][0].may_decline or not self_registered)):
-        namespace, _, short = op.name.partition("::")
-        kernel = chain[0][1] if not chain[0][0].may_decline else _chooser(op, chain)
-        with warnings.catch_warnings():  # the kernel that is overridden is one of the chain
-            warnings.filterwarnings("ignore", "Warning only once for all operators")
-            _libraries[namespace].impl(short, kernel, key, allow_override=True)
+    if chain:
+        _install(op, chain, key)
     return _Binding(tuple(candidate for candidate, _ in chain), tuple(refused))
 
 
-def _registered_kernel(op: KernelOp, candidate: Provider, key: str) -> Function:
-    """The kernel that a provider has registered by itself, kept callable if it is overridden."""
-    if not op.overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.__members__[key]):
+def _kernel(op: KernelOp, candidate: Provider, key: str) -> Function:
+    """What a provider's ``load`` gives, or has registered by itself; loaded once."""
+    if candidate not in _loaded:
+        _loaded[candidate] = candidate.load() or _registered_kernel(op, candidate, key)
+    return _loaded[candidate]
+
+
+def _install(op: KernelOp, chain: list[tuple[Provider, Function]], key: str) -> None:
+    """Make the chain what a call on the device runs."""
+    first, kernel = chain[0]
+    if first.may_decline:
+        kernel = _chooser(op, chain)
+    elif isinstance(kernel, _Registered):
+        return
+    namespace, _, short = op.name.partition("::")
+    with warnings.catch_warnings():  # the kernel that is overridden is one of the chain
+        warnings.filterwarnings("ignore", "Warning only once for all operators")
+        _libraries[namespace].impl(short, kernel, key, allow_override=True)
+
+
+@dataclass(frozen=True)
+class _Registered:
+    """A kernel that a provider registered by itself, still callable when it is overridden."""
+
+    kernel: Any
+    keyset: torch._C.DispatchKeySet
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.kernel.call_boxed(self.keyset, *args, **kwargs)
+
+
+def _registered_kernel(op: KernelOp, candidate: Provider, key: str) -> _Registered:
+    dispatch_key = torch._C.DispatchKey.__members__[key]
+    if not op.overload.has_kernel_for_dispatch_key(dispatch_key):
         raise KernelError(
             f"load() returned None and registered no kernel for {op.name} at {key}",
             hint=f"The author of provider {candidate.name!r} must do one of the two.",
         )
-    kernel = torch.library.get_kernel(op.overload, key)
-    keyset = torch._C.DispatchKeySet(torch._C.DispatchKey.__members__[key])
-    return lambda *args, **kwargs: kernel.call_boxed(keyset, *args, **kwargs)
+    kernel = torch.library.get_kernel(op.overload, dispatch_key)
+    return _Registered(kernel, torch._C.DispatchKeySet(dispatch_key))
 
 
 def _chooser(op: KernelOp, chain: list[tuple[Provider, Function]]) -> Function:
@@ -357,7 +386,7 @@ def _chooser(op: KernelOp, chain: list[tuple[Provider, Function]]) -> Function:
         for supports, function in links:
             if supports is None or supports(*args, **kwargs) is None:
                 return function(*args, **kwargs)
-        return _contiguous(_ops[op.name].native)(*args, **kwargs)
+        return _ops[op.name].run_native(*args, **kwargs)
 
     return choose
 
@@ -388,18 +417,6 @@ def _by_name(name: str) -> KernelOp:
     if op is None:
         raise KernelError(f"{name} is not a known kernel.", hint=did_you_mean(name, _ops))
     return op
-
-
-def _contiguous(function: Function) -> Function:
-    """``function`` with contiguous outputs, which is what every kernel and fake returns."""
-
-    def contiguous(*args: Any, **kwargs: Any) -> Any:
-        out = function(*args, **kwargs)
-        if isinstance(out, tuple):
-            return tuple(t.contiguous() for t in out)
-        return out.contiguous() if isinstance(out, Tensor) else out
-
-    return contiguous
 
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

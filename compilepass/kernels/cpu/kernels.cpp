@@ -1,0 +1,336 @@
+// The CPU kernels as torch ops, on PyTorch's stable ABI: one build serves torch 2.11 and later.
+//
+// A call that a kernel does not take (another dtype, mixed dtypes, a gradient to record) goes to
+// the op of the same name in `compilepass_native`, which the Python side defines.
+#include <array>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include "activations.h"
+#include "matmul.h"
+#include "rows.h"
+
+namespace compilepass {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using torch::stable::detail::from;
+using torch::stable::detail::to;
+
+template <class Result>
+struct Unpack {
+  static Result of(StableIValue* stack) { return to<Result>(stack[0]); }
+};
+template <class... Results>
+struct Unpack<std::tuple<Results...>> {
+  static std::tuple<Results...> of(StableIValue* stack) {
+    return [&]<size_t... I>(std::index_sequence<I...>) {
+      return std::tuple<Results...>{to<Results>(stack[I])...};
+    }(std::index_sequence_for<Results...>{});
+  }
+};
+
+constexpr size_t kMostValues = 6;  // arguments or results of an op
+
+template <class Result, class... Args>
+Result call(const char* op, const Args&... args) {
+  std::array<StableIValue, kMostValues> stack{from(args)...};
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
+  return Unpack<Result>::of(stack.data());
+}
+
+// The stable ABI does not tell requires_grad; a view of the tensor does, by having a history.
+bool requires_grad(const Tensor& t) {
+  return !call<bool>("aten::is_leaf", t) ||
+      !call<bool>("aten::is_leaf", call<Tensor>("aten::alias", t));
+}
+
+template <class... Tensors>
+bool needs_grad(const Tensors&... tensors) {
+  return aoti_torch_grad_mode_is_enabled() && (requires_grad(tensors) || ...);
+}
+
+bool is_storage(ScalarType dtype) {
+  return dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half;
+}
+
+bool is_matrix(const Tensor& t, ScalarType dtype) {
+  return t.is_cpu() && t.scalar_type() == dtype && t.dim() > 0 && t.size(-1) > 0;
+}
+
+template <class... Tensors>
+bool takes(const Tensor& x, const Tensors&... others) {
+  const ScalarType dtype = x.scalar_type();
+  return is_storage(dtype) && is_matrix(x, dtype) &&
+      ((others.is_cpu() && others.scalar_type() == dtype) && ...) && !needs_grad(x, others...);
+}
+
+// Calls body with a value of the storage type of a dtype that `takes` took.
+template <class Body>
+void with_storage(ScalarType dtype, const Body& body) {
+  switch (dtype) {
+    case ScalarType::BFloat16:
+      return body(BFloat16{});
+    case ScalarType::Half:
+      return body(Float16{});
+    default:
+      return body(float{});
+  }
+}
+
+Tensor dense(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
+
+template <class T>
+const T* data(const Tensor& t) {
+  return static_cast<const T*>(t.const_data_ptr());
+}
+template <class T>
+T* mutable_data(const Tensor& t) {
+  return static_cast<T*>(t.mutable_data_ptr());
+}
+
+// A new contiguous tensor, shaped like `like` but for the last dim.
+Tensor empty(const Tensor& like, int64_t width, ScalarType dtype) {
+  const auto shape = like.sizes();
+  std::vector<int64_t> sizes(shape.begin(), shape.end()), strides(sizes.size());
+  sizes.back() = width;
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = stride;
+    stride *= std::max<int64_t>(1, sizes[d]);
+  }
+  AtenTensorHandle handle = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+      to<int32_t>(from(dtype)), aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor(handle);
+}
+
+struct Quantised {
+  Tensor q, scale;
+  Quantised(const Tensor& like, int64_t width)
+      : q(empty(like, width, ScalarType::Char)), scale(empty(like, 1, ScalarType::Float)) {}
+};
+
+// The two sinks of a row source, by whether the op quantises.
+template <class T, class Source>
+void run(const Source& source, const Tensor& out, int64_t rows, int64_t width) {
+  write_rows<T>(source, mutable_data<T>(out), rows, width);
+}
+template <class T, class Source>
+void run(const Source& source, const Quantised& out, int64_t rows, int64_t width) {
+  quantise_rows<T>(
+      source, mutable_data<int8_t>(out.q), mutable_data<float>(out.scale), rows, width);
+}
+
+int64_t norm_width(const Tensor& x, const Tensor& weight) {
+  const int64_t width = x.size(-1);
+  STD_TORCH_CHECK(
+      weight.dim() == 1 && weight.size(0) == width, "A norm's weight is as wide as its input, ",
+      width, ".");
+  return width;
+}
+
+template <class Out>
+void norm(const Tensor& x, const Tensor& weight, double eps, const Out& out) {
+  const int64_t width = norm_width(x, weight);
+  const Tensor rows = dense(x), weights = dense(weight);
+  with_storage(x.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    const Norm<T> source{data<T>(rows), data<T>(weights), static_cast<float>(eps), width};
+    run<T>(source, out, x.numel() / width, width);
+  });
+}
+
+template <class Out>
+void add_norm(
+    const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, const Out& out,
+    const Tensor& total) {
+  const int64_t width = norm_width(x, weight);
+  STD_TORCH_CHECK(
+      std::equal(
+          x.sizes().begin(), x.sizes().end(), residual.sizes().begin(), residual.sizes().end()),
+      "A residual has the shape of x.");
+  const Tensor rows = dense(x), residuals = dense(residual), weights = dense(weight);
+  with_storage(x.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    const AddNorm<T> source{
+        data<T>(rows), data<T>(residuals), mutable_data<T>(total), data<T>(weights),
+        static_cast<float>(eps), width};
+    run<T>(source, out, x.numel() / width, width);
+  });
+}
+
+int64_t half(const Tensor& x) {
+  STD_TORCH_CHECK(x.size(-1) % 2 == 0, "The last dim of x holds gate and value, one size each.");
+  return x.size(-1) / 2;
+}
+
+template <class Gate, class Out>
+void gated(const Tensor& x, const Out& out) {
+  const int64_t width = half(x);
+  const Tensor rows = dense(x);
+  with_storage(x.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    run<T>(Gated<T, Gate>{data<T>(rows), width}, out, x.numel() / (2 * width), width);
+  });
+}
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  if (!takes(x, weight)) return call<Tensor>("compilepass_native::rms_norm", x, weight, eps);
+  const Tensor out = empty(x, x.size(-1), x.scalar_type());
+  norm(x, weight, eps, out);
+  return out;
+}
+
+std::tuple<Tensor, Tensor> rms_norm_dynamic_int8_quant(
+    const Tensor& x, const Tensor& weight, double eps) {
+  if (!takes(x, weight)) {
+    return call<std::tuple<Tensor, Tensor>>(
+        "compilepass_native::rms_norm_dynamic_int8_quant", x, weight, eps);
+  }
+  const Quantised out(x, x.size(-1));
+  norm(x, weight, eps, out);
+  return {out.q, out.scale};
+}
+
+std::tuple<Tensor, Tensor> fused_add_rms_norm(
+    const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
+  if (!takes(x, residual, weight)) {
+    return call<std::tuple<Tensor, Tensor>>(
+        "compilepass_native::fused_add_rms_norm", x, residual, weight, eps);
+  }
+  const Tensor out = empty(x, x.size(-1), x.scalar_type());
+  const Tensor total = empty(x, x.size(-1), x.scalar_type());
+  add_norm(x, residual, weight, eps, out, total);
+  return {out, total};
+}
+
+std::tuple<Tensor, Tensor, Tensor> fused_add_rms_norm_dynamic_int8_quant(
+    const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
+  if (!takes(x, residual, weight)) {
+    return call<std::tuple<Tensor, Tensor, Tensor>>(
+        "compilepass_native::fused_add_rms_norm_dynamic_int8_quant", x, residual, weight, eps);
+  }
+  const Quantised out(x, x.size(-1));
+  const Tensor total = empty(x, x.size(-1), x.scalar_type());
+  add_norm(x, residual, weight, eps, out, total);
+  return {out.q, out.scale, total};
+}
+
+Tensor silu_and_mul(const Tensor& x) {
+  if (!takes(x)) return call<Tensor>("compilepass_native::silu_and_mul", x);
+  const Tensor out = empty(x, half(x), x.scalar_type());
+  gated<Silu>(x, out);
+  return out;
+}
+
+std::tuple<Tensor, Tensor> silu_and_mul_dynamic_int8_quant(const Tensor& x) {
+  if (!takes(x)) {
+    return call<std::tuple<Tensor, Tensor>>(
+        "compilepass_native::silu_and_mul_dynamic_int8_quant", x);
+  }
+  const Quantised out(x, half(x));
+  gated<Silu>(x, out);
+  return {out.q, out.scale};
+}
+
+Tensor gelu_and_mul(const Tensor& x, std::string approximate) {
+  STD_TORCH_CHECK(
+      approximate == "none" || approximate == "tanh", "approximate is 'none' or 'tanh', not '",
+      approximate, "'.");
+  if (!takes(x)) return call<Tensor>("compilepass_native::gelu_and_mul", x, approximate);
+  const Tensor out = empty(x, half(x), x.scalar_type());
+  if (approximate == "tanh") {
+    gated<GeluTanh>(x, out);
+  } else {
+    gated<GeluErf>(x, out);
+  }
+  return out;
+}
+
+std::tuple<Tensor, Tensor> quant_int8(const Tensor& x) {
+  if (!takes(x)) return call<std::tuple<Tensor, Tensor>>("compilepass_native::quant_int8", x);
+  const int64_t width = x.size(-1);
+  const Quantised out(x, width);
+  const Tensor rows = dense(x);
+  with_storage(x.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    run<T>(Rows<T>{data<T>(rows), width}, out, x.numel() / width, width);
+  });
+  return {out.q, out.scale};
+}
+
+constexpr int64_t kWidestExact = 65536;  // 255 * 128 * width fits an int32
+
+Tensor int8_linear(
+    const Tensor& xq, const Tensor& xscale, const Tensor& wq, const Tensor& wscale,
+    std::optional<Tensor> bias, ScalarType out_dtype) {
+  const bool taken = is_matrix(xq, ScalarType::Char) && is_matrix(wq, ScalarType::Char) &&
+      is_matrix(xscale, ScalarType::Float) && is_matrix(wscale, ScalarType::Float) &&
+      is_storage(out_dtype) && xq.size(-1) <= kWidestExact && !needs_grad(xscale, wscale) &&
+      (!bias || (bias->is_cpu() && !needs_grad(*bias)));
+  if (!taken) {
+    return call<Tensor>(
+        "compilepass_native::int8_linear", xq, xscale, wq, wscale, bias, out_dtype);
+  }
+  const int64_t width = xq.size(-1), rows = xq.numel() / width, columns = wq.size(0);
+  STD_TORCH_CHECK(
+      wq.dim() == 2 && wq.size(1) == width, "xq and wq are equally wide, not ", width, " and ",
+      wq.size(-1), ".");
+  STD_TORCH_CHECK(
+      xscale.numel() == rows && wscale.numel() == columns && (!bias || bias->numel() == columns),
+      "xscale holds a value a row of xq, wscale and bias one a row of wq.");
+  const Tensor out = empty(xq, columns, out_dtype);
+  const Tensor x = dense(xq), xscales = dense(xscale), w = dense(wq), wscales = dense(wscale);
+  std::optional<Tensor> biases;
+  if (bias) biases = dense(torch::stable::to(*bias, ScalarType::Float));
+  const Int8Linear operands{
+      data<int8_t>(x), data<float>(xscales), data<int8_t>(w), data<float>(wscales),
+      biases ? data<float>(*biases) : nullptr, rows, width, columns};
+  with_storage(out_dtype, [&](auto storage) {
+    using T = decltype(storage);
+    int8_linear(operands, mutable_data<T>(out));
+  });
+  return out;
+}
+
+struct Entry {
+  const char* name;
+  void (*boxed)(StableIValue*, uint64_t, uint64_t);
+};
+
+const Entry kEntries[] = {
+    {"fused_add_rms_norm", TORCH_BOX(&fused_add_rms_norm)},
+    {"fused_add_rms_norm_dynamic_int8_quant", TORCH_BOX(&fused_add_rms_norm_dynamic_int8_quant)},
+    {"gelu_and_mul", TORCH_BOX(&gelu_and_mul)},
+    {"int8_linear", TORCH_BOX(&int8_linear)},
+    {"quant_int8", TORCH_BOX(&quant_int8)},
+    {"rms_norm", TORCH_BOX(&rms_norm)},
+    {"rms_norm_dynamic_int8_quant", TORCH_BOX(&rms_norm_dynamic_int8_quant)},
+    {"silu_and_mul", TORCH_BOX(&silu_and_mul)},
+    {"silu_and_mul_dynamic_int8_quant", TORCH_BOX(&silu_and_mul_dynamic_int8_quant)},
+};
+
+}  // namespace
+}  // namespace compilepass
+
+// Puts the kernel of that name at the op's CPU dispatch key, for the life of the process; returns 0
+// when done. Op by op, so that a provider of higher priority can be there instead.
+extern "C" int compilepass_register(const char* name) {
+  for (const auto& entry : compilepass::kEntries) {
+    if (std::strcmp(entry.name, name) != 0) continue;
+    TorchLibraryHandle library = nullptr;
+    if (aoti_torch_library_init_impl("compilepass", "CPU", __FILE__, __LINE__, &library)) return 1;
+    return torch_library_impl(library, name, entry.boxed, TORCH_ABI_VERSION);
+  }
+  return 1;
+}

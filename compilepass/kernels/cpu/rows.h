@@ -1,0 +1,130 @@
+// Row-wise fused kernels: a source that computes a row, and what is done with it.
+//
+// A source has `row(r)`, which returns a function (offset, part) -> Vec that computes the row's
+// values before their rounding to T. `write_rows` stores them; `quantise_rows` rounds them to T, as
+// the unfused operation would, and quantises what that gives, with one scale a row.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include <torch/csrc/stable/ops.h>
+
+#include "vec.h"
+
+namespace compilepass {
+
+// Elements below which another thread costs more than it gains.
+constexpr int64_t kElementsPerThread = 16384;
+
+template <class Body>
+void parallel_rows(int64_t rows, int64_t width, const Body& body) {
+  const int64_t grain = std::max<int64_t>(1, kElementsPerThread / width);
+  torch::stable::parallel_for(0, rows, grain, body);
+}
+
+template <class T>
+struct Rows {
+  const T* x;
+  int64_t width;
+  auto row(int64_t r) const {
+    const T* from = x + r * width;
+    return [from](int64_t i, auto part) { return load(from + i, part); };
+  }
+};
+
+// weight * round(value / rms), where `first` yields the row's values on the first of two passes and
+// `values` is where the second finds them.
+template <class T, class First>
+COMPILEPASS_INLINE auto normed_row(
+    const T* values, const T* weight, float eps, int64_t width, First first) {
+  Vec squares{};
+  for_each_vec(width, [&](int64_t i, auto part) {
+    const Vec v = first(i, part);
+    squares += v * v;
+  });
+  const float scale = 1.0f / std::sqrt(sum(squares) / static_cast<float>(width) + eps);
+  return [=](int64_t i, auto part) {
+    return load(weight + i, part) * round_to<T>(load(values + i, part) * scale);
+  };
+}
+
+template <class T>
+struct Norm {
+  const T* x;
+  const T* weight;
+  float eps;
+  int64_t width;
+  auto row(int64_t r) const {
+    const T* from = x + r * width;
+    return normed_row(from, weight, eps, width, [from](int64_t i, auto part) {
+      return load(from + i, part);
+    });
+  }
+};
+
+template <class T>
+struct AddNorm {
+  const T* x;
+  const T* residual;
+  T* total;
+  const T* weight;
+  float eps;
+  int64_t width;
+  auto row(int64_t r) const {
+    const int64_t at = r * width;
+    return normed_row(total + at, weight, eps, width, [this, at](int64_t i, auto part) {
+      const Vec v = load(x + at + i, part) + load(residual + at + i, part);
+      return store(total + at + i, v, part);
+    });
+  }
+};
+
+// gate(first half) * second half; `width` is that of a half.
+template <class T, class Gate>
+struct Gated {
+  const T* x;
+  int64_t width;
+  auto row(int64_t r) const {
+    const T* gate = x + r * 2 * width;
+    const T* value = gate + width;
+    return [gate, value](int64_t i, auto part) {
+      return round_to<T>(Gate{}(load(gate + i, part))) * load(value + i, part);
+    };
+  }
+};
+
+template <class T, class Source>
+void write_rows(const Source& source, T* out, int64_t rows, int64_t width) {
+  parallel_rows(rows, width, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const auto value = source.row(r);
+      T* to = out + r * width;
+      for_each_vec(width, [&](int64_t i, auto part) { store(to + i, value(i, part), part); });
+    }
+  });
+}
+
+template <class T, class Source>
+void quantise_rows(const Source& source, int8_t* q, float* scales, int64_t rows, int64_t width) {
+  parallel_rows(rows, width, [&](int64_t begin, int64_t end) {
+    const std::unique_ptr<T[]> rounded(new T[width]);
+    for (int64_t r = begin; r < end; ++r) {
+      const auto value = source.row(r);
+      AbsMax largest;
+      for_each_vec(width, [&](int64_t i, auto part) {
+        largest.add(store(rounded.get() + i, value(i, part), part));
+      });
+      const float limit = largest.value();
+      const float scale = (limit < 1e-5f ? 1e-5f : limit) / 127.0f;
+      scales[r] = scale;
+      int8_t* to = q + r * width;
+      for_each_vec(width, [&](int64_t i, auto part) {
+        store_int8(to + i, load(rounded.get() + i, part) / scale, part);
+      });
+    }
+  });
+}
+
+}  // namespace compilepass
