@@ -194,6 +194,24 @@ def test_ops_trace_without_a_graph_break() -> None:
         torch.testing.assert_close(compiled(x), model(x))
 
 
+@pytest.mark.parametrize(("words", "platform"), [("all", "cpu"), ("none", "cpu"), ("all", "cuda")])
+def test_blocks_share_one_compile_and_use_their_own_weights(words: str, platform: str) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    x = torch.ones(3, 4)
+    for value in (1.0, 2.0, 3.0):
+        block = nn.Sequential(build(words, platform, value=value))
+        expected = block(x)
+        block.compile(backend=backend, fullgraph=True)
+        torch.testing.assert_close(block(x), expected)
+    assert len(graphs) == 1
+
+
 def test_a_natively_compiled_op_is_inlined_when_a_model_is_compiled() -> None:
     op = build("none", compile_native=True)
     assert op.decision.compile_backend == "inductor"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -235,7 +236,7 @@ def test_only_allowed_plugins_load(
 def test_a_broken_plugin_is_left_out_with_its_traceback_once(
     install: Install, caplog: pytest.LogCaptureFixture, entry: str, source: str
 ) -> None:
-    distribution = f"broken-{abs(hash((entry, source)))}"  # a record of its own in this process
+    distribution = f"broken-{uuid.uuid4().hex}"  # a record of its own in this process
     install(distribution, entry, source)
     for _ in range(2):
         detection._forget()
