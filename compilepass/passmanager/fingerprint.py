@@ -79,11 +79,17 @@ def _function(fn: types.FunctionType, seen: set[int]) -> Iterator[str]:
         except ValueError:  # a cell that is not filled yet
             yield "empty"
     package = fn.__module__.partition(".")[0]
-    for name in sorted(_names(fn.__code__)):
+    names = sorted(_names(fn.__code__))
+    for name in names:
         value = fn.__globals__.get(name)
-        if _belongs(value, package) or isinstance(value, (int, float, str, bool, tuple)):
-            yield name
-            yield from _parts(value, seen)
+        if isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] == package:
+            reached = {n: getattr(value, n, None) for n in names}
+        else:
+            reached = {name: value}
+        for label, item in reached.items():
+            if _belongs(item, package) or isinstance(item, (int, float, str, bool, tuple)):
+                yield label
+                yield from _parts(item, seen)
 
 
 def _class(cls: type, seen: set[int]) -> Iterator[str]:
