@@ -126,10 +126,11 @@ struct Storage<BFloat16> {
   static COMPILEPASS_INLINE Vec round(Vec v) { return widen(pack(v)); }
 #else
   static COMPILEPASS_INLINE Raw pack(Vec v) { return low_halves(bit_cast<BitVec>(v) >> 16); }
+  // To nearest, ties to even. A NaN must have nothing in its low half, or it may carry over into
+  // a number: one that was widened, or that the machine made, has not; for others see `plain_nan`.
   static COMPILEPASS_INLINE Vec round(Vec v) {
     const BitVec bits = bit_cast<BitVec>(v);
-    const BitVec nearest = bits + 0x7fffu + ((bits >> 16) & 1u);
-    return bit_cast<Vec>((v == v ? nearest : bits | 0x400000u) & 0xffff0000u);
+    return bit_cast<Vec>((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u);
   }
 #endif
 };
@@ -161,6 +162,9 @@ struct Storage<Float16> {
 #endif
   static COMPILEPASS_INLINE Vec round(Vec v) { return widen(pack(v)); }
 };
+
+// v with every NaN replaced by the common one.
+COMPILEPASS_INLINE Vec plain_nan(Vec v) { return v == v ? v : splat(__builtin_nanf("")); }
 
 // How much of a vector a step covers: all of it, or the end of a row. Lanes past the end read as 0.
 struct Whole {
