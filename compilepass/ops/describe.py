@@ -16,8 +16,8 @@ __all__ = ["OpDescription", "describe"]
 class OpDescription:
     """The decision of an op, and for each forward that does not run the reason.
 
-    ``replaced_by`` is the class that is built in place of the one asked about; ``missing`` says that
-    nobody wrote the forward that was decided on.
+    ``replaced_by`` is the class that is built in place of the one asked about; ``missing`` says
+    that nobody wrote the forward that was decided on.
     """
 
     decision: Decision

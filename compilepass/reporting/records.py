@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-__all__ = ["NearMiss"]
+__all__ = ["GraphRecord", "MatchRecord", "NearMiss", "OpRecord", "PassRecord", "RuleRecord"]
 
 
 @dataclass(frozen=True)
@@ -12,8 +12,7 @@ class NearMiss:
     """The place where a rule came closest to a match, or was refused one.
 
     ``blocker`` is the node that blocked it, ``matched`` of ``wanted`` the operations that fitted,
-    ``source`` the line of the model, ``code`` a key of
-    :data:`compilepass.rewrite.REJECT_CODES`.
+    ``source`` the line of the model, ``code`` a key of ``compilepass.rewrite.REJECT_CODES``.
     """
 
     rule: str
@@ -29,9 +28,66 @@ class NearMiss:
     pass_name: str = ""
 
     def __str__(self) -> str:
-        lines = [f"{self.rule}: {self.message} [{self.code}, {self.matched} of {self.wanted}]"]
+        who = f"{self.pass_name}, {self.rule}" if self.pass_name else self.rule
+        lines = [f"{who}: {self.message} [{self.code}; {self.matched} of {self.wanted} matched]"]
         for label in ("blocker", "expected", "found", "source", "hint"):
             value = getattr(self, label)
             if value:
                 lines.append(f"  {label}: {value}")
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class MatchRecord:
+    """One rewritten site: the node that stands there now, and the model's lines it came from."""
+
+    node: str
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RuleRecord:
+    """What one rule did in one graph; ``refused`` counts matches that were found but not taken."""
+
+    rule: str
+    sites: tuple[MatchRecord, ...] = ()
+    near_miss: NearMiss | None = None
+    refused: int = 0
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """One pass on one graph. ``status`` is ``ran``, ``skipped``, ``disabled`` or ``failed``."""
+
+    name: str
+    status: str
+    reason: str = ""
+    changes: int = 0
+    ms: float = 0.0
+    rules: tuple[RuleRecord, ...] = ()
+
+    def with_time(self, ms: float) -> PassRecord:
+        return replace(self, ms=ms)
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """One compiled graph: its passes in the order of the plan."""
+
+    name: str
+    is_inference: bool
+    device: str
+    nodes_before: int
+    nodes_after: int
+    passes: tuple[PassRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class OpRecord:
+    """How many ops of one name were built, how they were decided, and what runs."""
+
+    name: str
+    state: str
+    why: str
+    implementation: str
+    count: int = 1

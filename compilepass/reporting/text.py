@@ -1,0 +1,79 @@
+"""The report for a terminal, as parts that rich prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from .report import Report
+
+__all__ = ["render"]
+
+
+def render(report: Report) -> Iterator[RenderableType]:
+    """Summary, ops, passes, matches and near misses, in that order; empty parts are left out."""
+    total = sum(report.matches.values())
+    cached = ", from the cache" if report.from_cache else ""
+    graphs = len(report.graphs)
+    yield f"[bold]{total} changes in {graphs} graph{'s' * (graphs != 1)}{cached}[/bold]"
+    if report.ops:
+        yield _ops(report)
+    if report.passes:
+        yield _passes(report)
+    if report.sites:
+        yield _matches(report)
+    if report.near_misses:
+        yield "[bold]Nearly matched[/bold]"
+        for near in report.near_misses:
+            yield escape(str(near))
+    for note in report.notes:
+        yield f"[yellow]note[/yellow] {escape(note.source)}: {escape(note.message)}"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for column in columns:
+        right = column in ("count", "changes", "ms")
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    return table
+
+
+def _ops(report: Report) -> Table:
+    table = _table("Ops", "op", "state", "count", "runs", "why")
+    for op in report.ops:
+        table.add_row(op.name, op.state, str(op.count), escape(op.implementation), escape(op.why))
+    return table
+
+
+def _passes(report: Report) -> Table:
+    table = _table("Passes", "pass", "status", "changes", "ms", "reason")
+    for p in report.passes:
+        ran = p.status == "ran"
+        table.add_row(
+            p.name,
+            p.status,
+            str(p.changes) if ran else "",
+            f"{p.ms:.1f}" if ran else "",
+            escape(p.reason),
+        )
+    return table
+
+
+def _matches(report: Report) -> Table:
+    table = _table("Matches", "pass", "rule", "count", "at")
+    for (pass_, rule), places in _grouped(report).items():
+        shown = places[:3] + ([f"… {len(places) - 3} more"] if len(places) > 3 else [])
+        table.add_row(pass_, escape(rule), str(len(places)), escape("\n".join(shown)))
+    return table
+
+
+def _grouped(report: Report) -> dict[tuple[str, str], list[str]]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for pass_, rule, match in report.sites:
+        groups.setdefault((pass_, rule), []).append(match.sources[0] if match.sources else match.node)
+    return groups
