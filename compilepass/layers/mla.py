@@ -106,9 +106,8 @@ class MultiHeadLatentAttention(PluggableLayer):
 
         k_nope, v = self._heads(self.kv_b(known.latent), self.nope_dim, self.v_dim)
         k_rope = known.rope_key.unsqueeze(-2).expand(-1, -1, self.num_heads, -1)
-        attended = _attend(
-            torch.cat((q_nope, q_rope), dim=-1), torch.cat((k_nope, k_rope), dim=-1), v
-        )
+        q, k = torch.cat((q_nope, q_rope), dim=-1), torch.cat((k_nope, k_rope), dim=-1)
+        attended = _attend(q, k, v, cached=cache is not None)
         return self.out(attended.flatten(-2)), known
 
     def _heads(self, x: Tensor, *widths: int) -> tuple[Tensor, ...]:
@@ -126,12 +125,11 @@ class MultiHeadLatentAttention(PluggableLayer):
             )
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, *, cached: bool) -> Tensor:
     """Causal attention of the last ``T`` of ``S`` tokens; ``[B, T or S, heads, D]`` throughout."""
     tokens, known = q.shape[1], k.shape[1]
     mask = None
-    if tokens not in (1, known):
+    if cached and tokens > 1:  # is_causal would align the first rows, not the last ones
         mask = torch.ones(tokens, known, dtype=torch.bool, device=q.device).tril(known - tokens)
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    causal = tokens == known
-    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=not cached).transpose(1, 2)
