@@ -94,9 +94,7 @@ def compile_graph(
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     options = dict(options)
-    installed = options.pop(
-        "post_grad_custom_pre_pass", inductor_config.post_grad_custom_pre_pass
-    )
+    installed = options.pop("post_grad_custom_pre_pass", inductor_config.post_grad_custom_pre_pass)
     hook = _Hook(run, uuid, _as_list(installed))
     generate = compile_fx_inner if backend == "inductor" else _fx_inner(hook)
 
@@ -112,9 +110,10 @@ def compile_graph(
 
 def _fx_inner(hook: _Hook) -> Callable[..., Any]:
     def inner(gm: GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
-        from torch._inductor.compile_fx import fake_tensor_prop, view_to_reshape
+        from torch._inductor.compile_fx import fake_tensor_prop
+        from torch._inductor.fx_passes.post_grad import view_to_reshape
 
-        view_to_reshape(gm)
+        view_to_reshape(gm)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             fake_tensor_prop(gm, example_inputs)
         gm.graph.eliminate_dead_code()
