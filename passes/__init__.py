@@ -1,1 +1,29 @@
+"""The passes that ship, one fusion a file, written on the public API alone.
 
+They are found through the entry-point group ``compilepass.passes``, as a stranger's are.
+"""
+
+from compilepass import Pass
+
+from .fusion.act_quant import FuseActQuant
+from .fusion.add_rms_norm import FuseAddRMSNorm
+from .fusion.int8_linear import FuseInt8Linear
+from .fusion.norm_quant import FuseNormQuant
+from .utility.clean_up import CleanUp
+from .utility.common_subexpressions import EliminateCommonSubexpressions
+from .utility.noops import EliminateNoops
+
+__all__ = ["shipped_passes"]
+
+
+def shipped_passes() -> list[type[Pass]]:
+    """The passes of this package, in no particular order."""
+    return [
+        CleanUp,
+        EliminateCommonSubexpressions,
+        EliminateNoops,
+        FuseActQuant,
+        FuseAddRMSNorm,
+        FuseInt8Linear,
+        FuseNormQuant,
+    ]

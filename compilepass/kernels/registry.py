@@ -324,7 +324,7 @@ def _load(op: KernelOp, device_type: str) -> _Binding:
             reason = candidate.available() if candidate.available else None
             if reason is None:
                 chain.append((candidate, _kernel(op, candidate, key)))
-        except Exception as error:  # noqa: PERF203 (the next provider may do)
+        except Exception as error:
             reason = error.what if isinstance(error, CompilePassError) else repr(error)
             note(f"kernels.{device_type}", f"{candidate.name} kernels cannot be used: {error}")
         if reason is not None:

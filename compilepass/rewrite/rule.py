@@ -16,6 +16,7 @@ numbers that take their value from the match; parameters with a default keep it.
 from __future__ import annotations
 
 import inspect
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -212,12 +213,12 @@ def _shape_names(rule: str, name: str, shape: Any) -> tuple[str | int, ...]:
 def _size(size: str | int) -> Size:
     if isinstance(size, int):
         return size
+    names = {name: size_symbol(name) for name in re.findall(r"[A-Za-z_]\w*", size)}
     try:
-        expr = sympy.parse_expr(size)
+        expr = sympy.parse_expr(size, local_dict=names)
     except (SyntaxError, TypeError, ValueError) as error:
         raise PatternError(f"{size!r} is not a size.", hint="Use a name or '2*H'.") from error
-    names = {s: size_symbol(s.name) for s in expr.free_symbols}
-    return expr.xreplace(names)  # type: ignore[no-any-return]
+    return expr  # type: ignore[no-any-return]
 
 
 def _frozen(fn: Callable[..., Any]) -> Callable[..., Any]:

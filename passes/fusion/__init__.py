@@ -1,1 +1,1 @@
-
+"""Fusions: a pattern of operations becomes one kernel call."""

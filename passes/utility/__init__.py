@@ -1,1 +1,1 @@
-
+"""Passes that simplify a graph without a kernel."""

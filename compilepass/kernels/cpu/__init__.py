@@ -18,6 +18,7 @@ __all__ = ["register"]
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 WIDEST_EXACT = 65536  # as in kernels.cpp
 
+
 def register() -> None:
     """Register the CPU providers of the shipped ops; nothing is built or loaded yet."""
     for short, supports in CPP_OPS.items():

@@ -8,10 +8,7 @@ namespace compilepass {
 // e^x with an error of about 1 ulp: x = n ln 2 + r, and Cephes' polynomial (expf.c) for e^r.
 // Overflows to infinity where expf does, underflows to about 1e-38, NaN stays NaN.
 COMPILEPASS_INLINE Vec exp(Vec x) {
-  const Vec lowest = splat(-87.3365447f), highest = splat(88.7228391f);
-  const auto overflows = x > highest;
-  x = x < lowest ? lowest : x;
-  x = overflows ? highest : x;
+  x = smaller(splat(89.0f), larger(splat(-87.3365447f), x));
   const Vec shifted = x * 1.44269504f + kRounder;
   const Vec n = shifted - kRounder;
   const Vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
@@ -20,10 +17,8 @@ COMPILEPASS_INLINE Vec exp(Vec x) {
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  // 2^(n - 1), then doubled: n may be 128, which is no exponent of its own.
-  const Vec power = bit_cast<Vec>((bit_cast<IntVec>(shifted) + 126) << 23);
-  return overflows ? splat(__builtin_inff()) : p * power * 2.0f;
+  p = p * (r * r) + (r + 1.0f);
+  return times_power_of_two(p, shifted);
 }
 
 COMPILEPASS_INLINE Vec times_sigmoid(Vec x, Vec argument) {

@@ -144,9 +144,7 @@ def _run(command: list[str]) -> str:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     except subprocess.CalledProcessError as error:
         last = error.stderr.strip().splitlines()[-20:]
-        raise KernelError(
-            f"the C++ compiler {command[0]} failed", why="\n".join(last)
-        ) from error
+        raise KernelError(f"the C++ compiler {command[0]} failed", why="\n".join(last)) from error
     return done.stdout
 
 

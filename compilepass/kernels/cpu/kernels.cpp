@@ -43,7 +43,8 @@ constexpr size_t kMostValues = 6;  // arguments or results of an op
 template <class Result, class... Args>
 Result call(const char* op, const Args&... args) {
   std::array<StableIValue, kMostValues> stack{from(args)...};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
+  const auto failed = torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION);
+  STD_TORCH_CHECK(!failed, op, " failed");
   return Unpack<Result>::of(stack.data());
 }
 
@@ -108,9 +109,10 @@ Tensor empty(const Tensor& like, int64_t width, ScalarType dtype) {
     stride *= std::max<int64_t>(1, sizes[d]);
   }
   AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
-      to<int32_t>(from(dtype)), aoti_torch_device_type_cpu(), 0, &handle));
+  const auto failed = aoti_torch_empty_strided(
+      static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), to<int32_t>(from(dtype)),
+      aoti_torch_device_type_cpu(), 0, &handle);
+  STD_TORCH_CHECK(!failed, "a result of ", stride, " elements could not be allocated");
   return Tensor(handle);
 }
 

@@ -162,7 +162,7 @@ void int8_linear(const Int8Linear& a, T* out) {
                 load_ints(corrections + c, part);
             Vec v = __builtin_convertvector(exact, Vec) * scale * load(a.wscale + at + c, part);
             if (a.bias) v += load(a.bias + at + c, part);
-            store(to + c, v, part);
+            store(to + c, plain_nan(v), part);
           });
         }
       };

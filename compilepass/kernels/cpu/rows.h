@@ -46,7 +46,7 @@ COMPILEPASS_INLINE auto normed_row(
   });
   const float scale = 1.0f / std::sqrt(sum(squares) / static_cast<float>(width) + eps);
   return [=](int64_t i, auto part) {
-    return load(weight + i, part) * round_to<T>(load(values + i, part) * scale);
+    return load(weight + i, part) * Storage<T>::round(load(values + i, part) * scale);
   };
 }
 
@@ -90,7 +90,7 @@ struct Gated {
     const T* gate = x + r * 2 * width;
     const T* value = gate + width;
     return [gate, value](int64_t i, auto part) {
-      return round_to<T>(Gate{}(load(gate + i, part))) * load(value + i, part);
+      return Storage<T>::round(Gate{}(load(gate + i, part))) * load(value + i, part);
     };
   }
 };

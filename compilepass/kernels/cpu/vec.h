@@ -10,7 +10,7 @@
 
 #include <torch/headeronly/util/Half.h>
 
-#if defined(__F16C__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
@@ -41,6 +41,32 @@ COMPILEPASS_INLINE To bit_cast(From from) {
 
 COMPILEPASS_INLINE Vec splat(float value) { return Vec{} + value; }
 
+// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, ties to even, for |x| < 2^22;
+// the integer is then in the low bits.
+constexpr float kRounder = 12582912.0f;
+
+// The larger and smaller of two; b where one of them is NaN. (Compilers do not see vmaxps in `?:`.)
+#if defined(__AVX512F__)
+COMPILEPASS_INLINE Vec larger(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
+COMPILEPASS_INLINE Vec smaller(Vec a, Vec b) { return (Vec)_mm512_min_ps((__m512)a, (__m512)b); }
+#elif defined(__AVX__)
+COMPILEPASS_INLINE Vec larger(Vec a, Vec b) { return (Vec)_mm256_max_ps((__m256)a, (__m256)b); }
+COMPILEPASS_INLINE Vec smaller(Vec a, Vec b) { return (Vec)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
+COMPILEPASS_INLINE Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+COMPILEPASS_INLINE Vec smaller(Vec a, Vec b) { return a < b ? a : b; }
+#endif
+
+// v * 2^n for an integer n from -126 to 128, held as n + kRounder.
+COMPILEPASS_INLINE Vec times_power_of_two(Vec v, Vec n_and_rounder) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_scalef_ps((__m512)v, (__m512)(n_and_rounder - kRounder));
+#else
+  // 2^(n - 1), then doubled: 2^128 has no exponent of its own.
+  return v * bit_cast<Vec>((bit_cast<IntVec>(n_and_rounder) + 126) << 23) * 2.0f;
+#endif
+}
+
 struct BFloat16 {
   uint16_t bits;
 };
@@ -48,7 +74,37 @@ struct Float16 {
   uint16_t bits;
 };
 
-// How a storage type is laid out in a register (Raw), and how it widens to and narrows from fp32.
+// Integer lanes of another width: GCC's __builtin_convertvector splits these into many moves.
+#if defined(__AVX512F__)
+COMPILEPASS_INLINE BitVec widen_bits(HalfVec v) { return (BitVec)_mm512_cvtepu16_epi32((__m256i)v); }
+COMPILEPASS_INLINE HalfVec low_halves(BitVec v) { return (HalfVec)_mm512_cvtepi32_epi16((__m512i)v); }
+COMPILEPASS_INLINE ByteVec low_bytes(IntVec v) { return (ByteVec)_mm512_cvtepi32_epi8((__m512i)v); }
+#elif defined(__AVX2__)
+COMPILEPASS_INLINE BitVec widen_bits(HalfVec v) { return (BitVec)_mm256_cvtepu16_epi32((__m128i)v); }
+COMPILEPASS_INLINE HalfVec low_halves(BitVec v) {
+  const __m256i order = _mm256_setr_epi8(
+      0, 1, 4, 5, 8, 9, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1,
+      0, 1, 4, 5, 8, 9, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m256i halves = _mm256_shuffle_epi8((__m256i)v, order);
+  return (HalfVec)_mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, _MM_SHUFFLE(3, 1, 2, 0)));
+}
+COMPILEPASS_INLINE ByteVec low_bytes(IntVec v) {
+  const __m256i order = _mm256_setr_epi8(
+      0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
+      -1, -1, -1, -1, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m256i bytes = _mm256_shuffle_epi8((__m256i)v, order);
+  const __m128i both = _mm_or_si128(
+      _mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
+  return bit_cast<ByteVec>(_mm_cvtsi128_si64(both));
+}
+#else
+COMPILEPASS_INLINE BitVec widen_bits(HalfVec v) { return __builtin_convertvector(v, BitVec); }
+COMPILEPASS_INLINE HalfVec low_halves(BitVec v) { return __builtin_convertvector(v, HalfVec); }
+COMPILEPASS_INLINE ByteVec low_bytes(IntVec v) { return __builtin_convertvector(v, ByteVec); }
+#endif
+
+// A storage type in a register (Raw): `widen` to fp32, `round` to the nearest value that the type
+// has, and `pack` what is such a value.
 template <class T>
 struct Storage;
 
@@ -56,37 +112,40 @@ template <>
 struct Storage<float> {
   using Raw = Vec;
   static COMPILEPASS_INLINE Vec widen(Raw raw) { return raw; }
-  static COMPILEPASS_INLINE Raw narrow(Vec v) { return v; }
+  static COMPILEPASS_INLINE Vec round(Vec v) { return v; }
+  static COMPILEPASS_INLINE Raw pack(Vec v) { return v; }
 };
 
 template <>
 struct Storage<BFloat16> {
   using Raw = HalfVec;
-  static COMPILEPASS_INLINE Vec widen(Raw raw) {
-    return bit_cast<Vec>(__builtin_convertvector(raw, BitVec) << 16);
+  static COMPILEPASS_INLINE Vec widen(Raw raw) { return bit_cast<Vec>(widen_bits(raw) << 16); }
+#if defined(__AVX512BF16__) && defined(__AVX512F__)
+  // The instruction flushes what is below 1.2e-38 to zero.
+  static COMPILEPASS_INLINE Raw pack(Vec v) { return bit_cast<Raw>(_mm512_cvtneps_pbh((__m512)v)); }
+  static COMPILEPASS_INLINE Vec round(Vec v) { return widen(pack(v)); }
+#else
+  static COMPILEPASS_INLINE Raw pack(Vec v) { return low_halves(bit_cast<BitVec>(v) >> 16); }
+  // To nearest, ties to even. A NaN must have nothing in its low half, or it may carry over into
+  // a number: one that was widened, or that the machine made, has not; for others see `plain_nan`.
+  static COMPILEPASS_INLINE Vec round(Vec v) {
+    const BitVec bits = bit_cast<BitVec>(v);
+    return bit_cast<Vec>((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u);
   }
-  static COMPILEPASS_INLINE Raw narrow(Vec v) {
-    BitVec bits = bit_cast<BitVec>(v);
-    BitVec rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-    BitVec quiet_nan = (bits >> 16) | 0x40u;
-    BitVec result = (v == v) ? rounded >> 16 : quiet_nan;
-    return __builtin_convertvector(result, HalfVec);
-  }
+#endif
 };
 
 template <>
 struct Storage<Float16> {
   using Raw = HalfVec;
 #if defined(__AVX512F__)
-  static COMPILEPASS_INLINE Vec widen(Raw raw) {
-    return (Vec)_mm512_cvtph_ps((__m256i)raw);
-  }
-  static COMPILEPASS_INLINE Raw narrow(Vec v) {
+  static COMPILEPASS_INLINE Vec widen(Raw raw) { return (Vec)_mm512_cvtph_ps((__m256i)raw); }
+  static COMPILEPASS_INLINE Raw pack(Vec v) {
     return (Raw)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT);
   }
 #elif defined(__F16C__)
   static COMPILEPASS_INLINE Vec widen(Raw raw) { return (Vec)_mm256_cvtph_ps((__m128i)raw); }
-  static COMPILEPASS_INLINE Raw narrow(Vec v) {
+  static COMPILEPASS_INLINE Raw pack(Vec v) {
     return (Raw)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
   }
 #else
@@ -95,13 +154,17 @@ struct Storage<Float16> {
     for (int64_t i = 0; i < kLanes; ++i) v[i] = c10::detail::fp16_ieee_to_fp32_value(raw[i]);
     return v;
   }
-  static COMPILEPASS_INLINE Raw narrow(Vec v) {
+  static COMPILEPASS_INLINE Raw pack(Vec v) {
     Raw raw;
     for (int64_t i = 0; i < kLanes; ++i) raw[i] = c10::detail::fp16_ieee_from_fp32_value(v[i]);
     return raw;
   }
 #endif
+  static COMPILEPASS_INLINE Vec round(Vec v) { return widen(pack(v)); }
 };
+
+// v with every NaN replaced by the common one.
+COMPILEPASS_INLINE Vec plain_nan(Vec v) { return v == v ? v : splat(__builtin_nanf("")); }
 
 // How much of a vector a step covers: all of it, or the end of a row. Lanes past the end read as 0.
 struct Whole {
@@ -121,14 +184,10 @@ COMPILEPASS_INLINE Vec load(const T* from, Part part) {
 // Stores v rounded to T, and returns what was stored.
 template <class T, class Part>
 COMPILEPASS_INLINE Vec store(T* to, Vec v, Part part) {
-  typename Storage<T>::Raw raw = Storage<T>::narrow(v);
+  const Vec rounded = Storage<T>::round(v);
+  const typename Storage<T>::Raw raw = Storage<T>::pack(rounded);
   std::memcpy(to, &raw, part.count * sizeof(T));
-  return Storage<T>::widen(raw);
-}
-
-template <class T>
-COMPILEPASS_INLINE Vec round_to(Vec v) {
-  return Storage<T>::widen(Storage<T>::narrow(v));
+  return rounded;
 }
 
 // Calls body(offset, Whole or Rest) along a row of n elements.
@@ -169,14 +228,10 @@ struct AbsMax {
   }
 };
 
-// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, ties to even, for |x| < 2^22;
-// the integer is then in the low bits.
-constexpr float kRounder = 12582912.0f;
-
 // round(v) as int8, for |v| < 128. NaN gives some int8, as the cast in PyTorch does.
 template <class Part>
 COMPILEPASS_INLINE void store_int8(int8_t* to, Vec v, Part part) {
-  ByteVec raw = __builtin_convertvector(bit_cast<IntVec>(v + kRounder), ByteVec);
+  ByteVec raw = low_bytes(bit_cast<IntVec>(v + kRounder));
   std::memcpy(to, &raw, part.count);
 }
 

@@ -1,0 +1,248 @@
+"""Everything that touches private names of ``torch._inductor`` and ``torch._dynamo``.
+
+Other modules say *what* they want compiled and get plain callables back. Facts that this relies on,
+each true for torch 2.11 to 2.14:
+
+* ``compile_fx(gm, inputs, inner_compile=…, config_patches=…)`` calls ``inner_compile`` for each
+  graph that no cache has, forward and backward; patches hold for a backward that is compiled later.
+* ``post_grad_custom_pre_pass`` sees the functional graph before Inductor's own rewrites (which turn
+  mm + add into addmm, for one), and its ``uuid()`` is part of the cache key.
+* Under ``dynamic=True`` Dynamo turns a float attribute of a module into a graph input. Asking it to
+  specialise the float and to restart keeps the literal, under a guard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch._inductor import config as inductor_config
+from torch._inductor.custom_graph_pass import CustomGraphModulePass, CustomGraphPass
+from torch._inductor.pattern_matcher import PatternMatcherPass
+from torch.fx import Graph, GraphModule
+
+from .errors import ConfigError, did_you_mean
+from .passmanager import Pass, PassContext, changed_by
+from .rewrite import Engine
+
+__all__ = [
+    "adapt_pass",
+    "check_options",
+    "compile_graph",
+    "engine",
+    "frame_id",
+    "graph_key",
+    "on_compile",
+    "specialize_floats",
+]
+
+#: runs our passes on (graph, is_inference)
+RunPasses = Callable[[Graph, bool], None]
+
+
+@cache
+def engine() -> Engine:
+    """The rewrite engine with the decompositions that Inductor uses; one per process."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return Engine(select_decomp_table())
+
+
+# -- compiling -----------------------------------------------------------------------------------
+
+
+class _Hook(CustomGraphPass):
+    """Our passes as Inductor's custom pass, behind those that the user had installed already."""
+
+    def __init__(self, run: RunPasses, uuid: str, users: Sequence[Any]) -> None:
+        self._run = run
+        self._uuid = uuid
+        self._users = tuple(users)
+        self.is_inference = True
+        self.ran = False
+
+    def __call__(self, graph: Graph) -> None:
+        self.ran = True
+        for user in self._users:
+            _call_user_pass(user, graph, self.is_inference)
+        self._run(graph, self.is_inference)
+
+    def uuid(self) -> Any:
+        theirs = [u.uuid() if hasattr(u, "uuid") else None for u in self._users]
+        return None if None in theirs else (self._uuid, *theirs)
+
+
+def compile_graph(
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    run: RunPasses,
+    *,
+    backend: str,
+    uuid: str,
+    options: Mapping[str, Any],
+    caches: bool = True,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph with ``run`` as the passes on its forward and backward graphs.
+
+    ``backend`` is ``"inductor"`` or ``"fx"``, which stops before code generation and runs the graph
+    itself. ``options`` are Inductor's; ``caches=False`` makes sure that the passes run.
+    """
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    options = dict(options)
+    installed = options.pop(
+        "post_grad_custom_pre_pass", inductor_config.post_grad_custom_pre_pass
+    )
+    hook = _Hook(run, uuid, _as_list(installed))
+    generate = compile_fx_inner if backend == "inductor" else _fx_inner(hook)
+
+    def inner(graph_module: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        hook.is_inference = bool(kwargs.get("is_inference", False))
+        return generate(graph_module, example_inputs, **kwargs)
+
+    patches = {**options, "post_grad_custom_pre_pass": hook}
+    if not caches or backend == "fx":
+        patches["force_disable_caches"] = True
+    return compile_fx(gm, inputs, inner_compile=inner, config_patches=patches)  # type: ignore[return-value]
+
+
+def _fx_inner(hook: _Hook) -> Callable[..., Any]:
+    def inner(gm: GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        from torch._inductor.compile_fx import fake_tensor_prop, view_to_reshape
+
+        view_to_reshape(gm)
+        with torch.no_grad():
+            fake_tensor_prop(gm, example_inputs)
+        gm.graph.eliminate_dead_code()
+        hook(gm.graph)
+        gm.recompile()
+
+        def run(args: list[Any]) -> Any:
+            return gm(*args)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    return inner
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise :class:`ConfigError` for an option that this torch's Inductor does not have."""
+    known = inductor_config.get_config_copy() if options else {}
+    for name in options:
+        if name.replace("-", "_") not in known:
+            raise ConfigError(
+                f"inductor_options has {name!r}, which torch {torch.__version__} does not know",
+                hint=did_you_mean(name, known),
+            )
+
+
+def _as_list(passes: Any) -> list[Any]:
+    if passes is None:
+        return []
+    return list(passes) if isinstance(passes, (list, tuple)) else [passes]
+
+
+def _call_user_pass(user: Any, graph: Graph, is_inference: bool) -> None:
+    aware = any(c.__name__ == "CustomInferenceAwareGraphPass" for c in type(user).__mro__)
+    user(graph, is_inference) if aware else user(graph)
+
+
+# -- passes written for Inductor -----------------------------------------------------------------
+
+
+def adapt_pass(pass_like: Any) -> Pass | None:
+    """Wrap a pass written for Inductor, or a callable on a graph; ``None`` for anything else."""
+    if isinstance(pass_like, PatternMatcherPass):
+        return _foreign(pass_like, lambda graph: pass_like.apply(graph))
+    if isinstance(pass_like, CustomGraphModulePass):
+        return _foreign(pass_like, lambda graph: pass_like(graph.owning_module))
+    if callable(pass_like) and not isinstance(pass_like, type):
+        return _foreign(pass_like, pass_like)
+    return None
+
+
+def _foreign(source: Any, apply: Callable[[Any], Any]) -> Pass:
+    label = getattr(source, "pass_name", None) or getattr(source, "__name__", None)
+
+    class Foreign(Pass):
+        name = label or type(source).__name__
+        implementation: Any = source
+
+        def run(self, graph: Graph, ctx: PassContext) -> int:
+            return changed_by(graph, lambda: apply(graph))
+
+    return Foreign()
+
+
+# -- Dynamo --------------------------------------------------------------------------------------
+
+
+def specialize_floats(gm: GraphModule) -> None:
+    """Have Dynamo trace again with the floats of modules, globals and closures as literals.
+
+    Floats that the caller passes stay inputs. Does nothing where there are none left.
+    """
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    again = False
+    for node in gm.graph.nodes:
+        if node.op != "call_method" or node.target != "item":
+            continue
+        source = getattr(node.args[0].meta.get("grapharg"), "source", None)
+        value = node.meta.get("example_value")
+        if not hasattr(source, "base") or not isinstance(value, torch.SymFloat):
+            continue  # an argument of the compiled function
+        symbol = str(value.node._expr)
+        if not TensorifyState.should_specialize(symbol):
+            TensorifyState.specialize(symbol)
+            again = True
+    if again:
+        raise TensorifyScalarRestartAnalysis
+
+
+def frame_id() -> int | None:
+    """Dynamo's number for the frame being compiled: the same when it is compiled again."""
+    compile_id = torch._guards.CompileContext.current_compile_id()
+    return getattr(compile_id, "frame_id", None)
+
+
+def graph_key(gm: GraphModule, inputs: Sequence[Any], uuid: str) -> str:
+    """A key for what the passes will do to this graph: its code, its inputs, and the plan."""
+    digest = hashlib.sha256(uuid.encode())
+    for module in gm.modules():
+        if isinstance(module, GraphModule):
+            digest.update(module.code.encode())
+    digest.update(repr(torch.is_grad_enabled()).encode())
+    for item in inputs:
+        if isinstance(item, torch.Tensor):
+            text = (item.dtype, item.device, tuple(map(str, item.shape)), item.requires_grad)
+            digest.update(repr((*text, tuple(map(str, item.stride())))).encode())
+        else:
+            digest.update(str(item).encode())
+    return digest.hexdigest()
+
+
+@contextmanager
+def on_compile(start: Callable[[], None], end: Callable[[], None]) -> Iterator[None]:
+    """Call ``start`` and ``end`` around each Dynamo compile in the scope."""
+    from torch._dynamo.callback import callback_handler
+
+    def started(_: Any) -> None:
+        start()
+
+    def ended(_: Any) -> None:
+        end()
+
+    callback_handler.register_start_callback(started)
+    callback_handler.register_end_callback(ended)
+    try:
+        yield
+    finally:
+        callback_handler.remove_start_callback(started)
+        callback_handler.remove_end_callback(ended)

@@ -1,0 +1,45 @@
+"""Residual add and RMSNorm in one kernel.
+
+Before::
+
+    total = residual + x
+    normed = weight * (total.float() * rsqrt(mean(total.float() ** 2, -1) + eps)).to(x.dtype)
+
+After::
+
+    normed, total = compilepass.fused_add_rms_norm(x, residual, weight, eps)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from compilepass import FusionPass, PassContext, Rule
+from compilepass.kernels import native
+
+__all__ = ["FuseAddRMSNorm"]
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    return native.fused_add_rms_norm(x, residual, weight, eps)
+
+
+def fused(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return torch.ops.compilepass.fused_add_rms_norm(x, residual, weight, eps)  # type: ignore[no-any-return]
+
+
+class FuseAddRMSNorm(FusionPass):
+    """``residual + x`` and the RMSNorm of the sum; the sum may have any other user."""
+
+    name = "fuse_add_rms_norm"
+    requires = ("eliminate_noops",)
+    kernels = ("compilepass::fused_add_rms_norm",)
+
+    def rules(self, ctx: PassContext) -> Sequence[Rule]:
+        inputs = {"x": ("T", "H"), "residual": ("T", "H"), "weight": ("H",)}
+        return [Rule(add_rms_norm, fused, inputs)]

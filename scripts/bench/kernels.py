@@ -1,0 +1,127 @@
+"""Times each fused CPU kernel against its native reference, eager and compiled by Inductor.
+
+The three are interleaved and the minimum is kept, so that a noisy machine disturbs all alike.
+Run ``python scripts/bench/kernels.py --json out.json``; ``--quick`` for a first look.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from compilepass import kernels
+
+HIDDEN, INTERMEDIATE = 4096, 14336
+EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Microseconds a call, the best of all rounds."""
+
+    op: str
+    dtype: str
+    rows: int
+    threads: int
+    kernel: float
+    compiled: float
+    eager: float
+
+
+def arguments(op: str, rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    x = torch.randn(rows, HIDDEN, dtype=dtype)
+    weight = torch.randn(HIDDEN, dtype=dtype)
+    gated = torch.randn(rows, 2 * INTERMEDIATE, dtype=dtype)
+    wq = torch.randint(-127, 128, (HIDDEN, HIDDEN), dtype=torch.int8)
+    return {
+        "rms_norm": (x, weight, EPS),
+        "fused_add_rms_norm": (x, torch.randn_like(x), weight, EPS),
+        "silu_and_mul": (gated,),
+        "gelu_and_mul": (gated, "tanh"),
+        "quant_int8": (x,),
+        "int8_linear": (*kernels.native.quant_int8(x), wq, torch.rand(HIDDEN), None, dtype),
+        "rms_norm_dynamic_int8_quant": (x, weight, EPS),
+        "fused_add_rms_norm_dynamic_int8_quant": (x, torch.randn_like(x), weight, EPS),
+        "silu_and_mul_dynamic_int8_quant": (gated,),
+    }[op]
+
+
+def best(functions: list[Callable[..., Any]], args: tuple[Any, ...], seconds: float) -> list[float]:
+    minima = [float("inf")] * len(functions)
+    for function in functions:
+        function(*args)
+    deadline = time.perf_counter() + seconds
+    while time.perf_counter() < deadline:
+        for i, function in enumerate(functions):
+            start = time.perf_counter()
+            function(*args)
+            minima[i] = min(minima[i], time.perf_counter() - start)
+    return [round(1e6 * m, 2) for m in minima]
+
+
+def measure(rows: list[int], threads: list[int], seconds: float) -> list[Measurement]:
+    ops = {op.name.partition("::")[2]: op for op in kernels.SHIPPED if op.available("cpu").ok}
+    results = []
+    for name, op in ops.items():
+        compiled = torch.compile(op.native, dynamic=True)
+        for dtype in (torch.bfloat16, torch.float32):
+            for count in threads:
+                torch.set_num_threads(count)
+                for n in rows:
+                    times = best(
+                        [op.overload, compiled, op.native], arguments(name, n, dtype), seconds
+                    )
+                    short = str(dtype).removeprefix("torch.")
+                    results.append(Measurement(name, short, n, count, *times))
+    return results
+
+
+def table(results: list[Measurement]) -> Table:
+    shown = Table(title=f"µs a call (H={HIDDEN}, I={INTERMEDIATE}); ratios are over the kernel")
+    for heading in (
+        "op",
+        "dtype",
+        "threads",
+        "rows",
+        "kernel",
+        "Inductor",
+        "eager",
+        "vs Inductor",
+        "vs eager",
+    ):
+        shown.add_column(heading, justify="left" if heading in ("op", "dtype") else "right")
+    for m in results:
+        ratios = (f"{m.compiled / m.kernel:.2f}", f"{m.eager / m.kernel:.2f}")
+        times = (f"{t:.1f}" for t in (m.kernel, m.compiled, m.eager))
+        shown.add_row(m.op, m.dtype, str(m.threads), str(m.rows), *times, *ratios)
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the measurements here")
+    parser.add_argument("--quick", action="store_true", help="256 rows and 1 thread only")
+    parser.add_argument("--seconds", type=float, default=0.5, help="time for one line")
+    options = parser.parse_args()
+    with torch.inference_mode():
+        results = measure(
+            [256] if options.quick else [1, 32, 256],
+            [1] if options.quick else [1, 2],
+            options.seconds,
+        )
+    Console(width=120).print(table(results))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(m) for m in results], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

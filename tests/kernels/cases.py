@@ -1,0 +1,141 @@
+"""The shipped ops with inputs for them, and what they compute in fp64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+EPS = 1e-6
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SHAPES = ((0, 16), (1, 7), (7, 63), (257, 16), (3, 1), (4096,), (2, 3, 1000), (2, 4096))
+
+# Of a result against fp64: a few roundings to the dtype, relative to the result.
+FP64_RTOL = {torch.float32: 4e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+FP64_ATOL = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
+# Of a kernel against native: a value may round to its neighbour, where a sum was taken in another
+# order, and a product of it then to the next but one.
+TWO_ULP = {torch.float32: 4e-6, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
+# GELU's negative tail, where native loses digits to cancellation and the kernel does not.
+GELU_ATOL = 2e-5
+
+
+@dataclass(frozen=True)
+class Case:
+    """``inputs(rows shape, dtype)`` makes arguments, ``oracle(*fp64 arguments)`` the results."""
+
+    inputs: Callable[[tuple[int, ...], torch.dtype], tuple[Any, ...]]
+    oracle: Callable[..., tuple[Tensor, ...]]
+    quantises: bool = False
+
+
+def _x(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return (torch.randn(shape) * 3).to(dtype)
+
+
+def _norm_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    return _x(shape, dtype), _x(shape[-1:], dtype), EPS
+
+
+def _add_norm_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    return _x(shape, dtype), *_norm_inputs(shape, dtype)
+
+
+def _gated_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    return (_x((*shape[:-1], 2 * shape[-1]), dtype),)
+
+
+def _rotary_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    *tokens, width = shape
+    q, k = _x((*tokens, 3, 2 * width), dtype), _x((*tokens, 1, 2 * width), dtype)
+    angles = torch.rand(*tokens, width)
+    return q, k, angles.cos().to(dtype), angles.sin().to(dtype), False
+
+
+def _linear_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    def int8(*size: int) -> Tensor:
+        return torch.randint(-128, 128, size, dtype=torch.int8)
+
+    columns = 37
+    scales = torch.rand(*shape[:-1], 1) / shape[-1], torch.rand(columns)
+    bias = _x((columns,), dtype)
+    return int8(*shape), scales[0], int8(columns, shape[-1]), scales[1], bias, dtype
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return weight * x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def _add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return _norm(x + residual, weight, eps), x + residual
+
+
+def _silu(x: Tensor) -> Tensor:
+    gate, value = x.chunk(2, -1)
+    return gate * torch.sigmoid(gate) * value
+
+
+def _gelu(x: Tensor, approximate: str) -> Tensor:
+    gate, value = x.chunk(2, -1)
+    return torch.nn.functional.gelu(gate, approximate=approximate) * value
+
+
+def _rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, _: bool) -> tuple[Tensor, ...]:
+    turn = torch.complex(cos, sin).unsqueeze(-2)
+
+    def rotate(x: Tensor) -> Tensor:
+        turned = torch.complex(*x.chunk(2, -1)) * turn
+        return torch.cat((turned.real, turned.imag), -1)
+
+    return rotate(q), rotate(k)
+
+
+def _linear(
+    xq: Tensor, xscale: Tensor, wq: Tensor, wscale: Tensor, bias: Tensor, _: torch.dtype
+) -> Tensor:
+    return (xq.double() @ wq.double().t()) * xscale * wscale + bias
+
+
+CASES = {
+    "rms_norm": Case(_norm_inputs, lambda *a: (_norm(*a),)),
+    "fused_add_rms_norm": Case(_add_norm_inputs, _add_norm),
+    "silu_and_mul": Case(_gated_inputs, lambda x: (_silu(x),)),
+    "gelu_and_mul": Case(
+        lambda shape, dtype: (*_gated_inputs(shape, dtype), "none"), lambda *a: (_gelu(*a),)
+    ),
+    "gelu_and_mul/tanh": Case(
+        lambda shape, dtype: (*_gated_inputs(shape, dtype), "tanh"), lambda *a: (_gelu(*a),)
+    ),
+    "rotary_embedding": Case(_rotary_inputs, _rotary),
+    "int8_linear": Case(_linear_inputs, lambda *a: (_linear(*a),)),
+    "quant_int8": Case(lambda shape, dtype: (_x(shape, dtype),), lambda x: (x,), quantises=True),
+    "rms_norm_dynamic_int8_quant": Case(_norm_inputs, lambda *a: (_norm(*a),), quantises=True),
+    "fused_add_rms_norm_dynamic_int8_quant": Case(_add_norm_inputs, _add_norm, quantises=True),
+    "silu_and_mul_dynamic_int8_quant": Case(_gated_inputs, lambda x: (_silu(x),), quantises=True),
+}
+
+
+def op_of(case: str) -> Any:
+    return getattr(torch.ops.compilepass, case.partition("/")[0]).default
+
+
+def outputs(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def mapped(args: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+    return tuple(change(a) if isinstance(a, Tensor) else a for a in args)
+
+
+def to_double(t: Tensor) -> Tensor:
+    return t if t.dtype == torch.int8 else t.double()
+
+
+def strided(t: Tensor) -> Tensor:
+    """The same values, every second element of a wider tensor."""
+    wide = t.new_zeros((*t.shape[:-1], 2 * t.shape[-1]))
+    wide[..., ::2] = t
+    return wide[..., ::2]

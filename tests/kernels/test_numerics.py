@@ -1,0 +1,233 @@
+"""Each shipped op on this machine: against fp64, native, its fake, and opcheck."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from compilepass import kernels
+from compilepass.errors import KernelError
+
+from .cases import (
+    CASES,
+    DTYPES,
+    EPS,
+    FP64_ATOL,
+    FP64_RTOL,
+    GELU_ATOL,
+    SHAPES,
+    TWO_ULP,
+    mapped,
+    op_of,
+    outputs,
+    strided,
+    to_double,
+)
+
+every_case = pytest.mark.parametrize("name", CASES)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
+every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+INF, NAN = float("inf"), float("nan")
+
+
+def native_of(name: str) -> Any:
+    op = kernels.find(op_of(name))
+    assert op is not None
+    return op.native
+
+
+def dequantised(out: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    q, scale, *rest = out
+    return q.double() * scale.double(), *rest
+
+
+def assert_like_native(
+    ours: tuple[Tensor, ...], native: tuple[Tensor, ...], *, atol: float = 2e-6
+) -> None:
+    """Equal but for the odd neighbour; more than a few of them is another rounding."""
+    for mine, theirs in zip(ours, native, strict=True):
+        assert mine.shape == theirs.shape
+        assert mine.dtype == theirs.dtype
+        if mine.dtype == torch.int8:
+            steps = (mine.short() - theirs.short()).abs()
+            assert steps.numel() == 0 or steps.max() <= 1
+        else:
+            torch.testing.assert_close(mine, theirs, rtol=TWO_ULP[mine.dtype], atol=atol)
+        if mine.dtype != torch.float32:
+            differ = (mine.double() - theirs.double()).abs() > atol
+            assert differ.sum() <= 2 + 0.005 * mine.numel()
+
+
+@every_shape
+@every_dtype
+@every_case
+def test_kernel_is_as_near_to_fp64_as_its_dtype_allows(
+    name: str, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    case = CASES[name]
+    args = case.inputs(shape, dtype)
+    out = outputs(op_of(name)(*args))
+    wanted = case.oracle(*mapped(args, to_double))
+    rotates = name == "rotary_embedding" and args[0].numel()  # subtracts what is of x's size
+    step = out[1].double() * 0.51 if case.quantises else torch.zeros(())
+    if case.quantises:
+        out = dequantised(out)
+    for i, (mine, exact) in enumerate(zip(out, wanted, strict=True)):
+        slack = step if i == 0 else torch.zeros(())
+        size = FP64_RTOL[dtype] * (exact.abs() + (args[0].double().abs().amax() if rotates else 0))
+        allowed = FP64_ATOL[dtype] + size + slack
+        assert bool(((mine.double() - exact).abs() <= allowed).all())
+
+
+@every_shape
+@every_dtype
+@every_case
+def test_kernel_rounds_as_native_does(
+    name: str, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    args = CASES[name].inputs(shape, dtype)
+    atol = GELU_ATOL if name.startswith("gelu") else 2e-6
+    assert_like_native(outputs(op_of(name)(*args)), outputs(native_of(name)(*args)), atol=atol)
+
+
+@every_dtype
+def test_sum_and_quantisation_equal_native_exactly(dtype: torch.dtype) -> None:
+    x, residual = (torch.randn(64, 1000) * 3).to(dtype), torch.randn(64, 1000).to(dtype)
+    weight = torch.randn(1000).to(dtype)
+    for mine, theirs in zip(
+        torch.ops.compilepass.quant_int8(x), kernels.native.quant_int8(x), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+    *_, total = torch.ops.compilepass.fused_add_rms_norm(x, residual, weight, EPS)
+    assert torch.equal(total, x + residual)
+
+
+@every_dtype
+@every_case
+def test_kernel_takes_inputs_of_any_stride(name: str, dtype: torch.dtype) -> None:
+    args = CASES[name].inputs((3, 5, 24), dtype)
+    dense = outputs(op_of(name)(*args))
+    assert_like_native(outputs(op_of(name)(*mapped(args, strided))), dense)
+    for out in outputs(op_of(name)(*mapped(args, strided))):
+        assert out.is_contiguous()
+
+
+@every_dtype
+@every_case
+def test_fake_says_what_the_kernel_returns(name: str, dtype: torch.dtype) -> None:
+    for shape in ((0, 8), (1, 8), (8,), (2, 3, 8)):
+        for args in (
+            CASES[name].inputs(shape, dtype),
+            mapped(CASES[name].inputs(shape, dtype), strided),
+        ):
+            real = outputs(op_of(name)(*args))
+            with FakeTensorMode() as mode:
+                fake = outputs(op_of(name)(*mapped(args, mode.from_tensor)))
+            for a, b in zip(real, fake, strict=True):
+                assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
+
+
+@every_case
+def test_opcheck(name: str) -> None:
+    torch.library.opcheck(op_of(name), CASES[name].inputs((3, 16), torch.float32))
+
+
+@pytest.mark.parametrize("fill", [1e-30, 1e4, 3e38, INF, -INF, NAN])
+@pytest.mark.parametrize("name", [n for n in CASES if n not in ("rotary_embedding", "int8_linear")])
+def test_extreme_values_give_what_native_gives(name: str, fill: float) -> None:
+    args = CASES[name].inputs((4, 33), torch.float32)
+    args[0][1, 3] = fill
+    args[0][2, :] = fill
+    ours = outputs(op_of(name)(*args))
+    native = outputs(native_of(name)(*args))
+    for mine, theirs in zip(ours, native, strict=True):
+        if mine.dtype == torch.int8:  # a NaN has no int8
+            defined = native[1].isfinite().expand(mine.shape)
+            assert ((mine.short() - theirs.short()).abs()[defined] <= 1).all()
+        else:
+            torch.testing.assert_close(mine, theirs, rtol=4e-6, atol=4e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_keeps_the_digits_of_its_negative_tail(approximate: str) -> None:
+    gate = torch.linspace(-5, 5, 1001)
+    out = torch.ops.compilepass.gelu_and_mul(torch.cat((gate, torch.ones_like(gate))), approximate)
+    exact = torch.nn.functional.gelu(gate.double(), approximate=approximate)
+    if approximate == "none":
+        exact = gate.double() * torch.special.ndtr(gate.double())
+    torch.testing.assert_close(out.double(), exact, rtol=2e-5, atol=0)
+
+
+def test_silu_is_monotonic_through_the_whole_range_of_exp() -> None:
+    gate = torch.linspace(-120, 120, 4001)
+    out = torch.ops.compilepass.silu_and_mul(torch.cat((gate, torch.ones_like(gate))))
+    exact = gate.double() * torch.sigmoid(gate.double())
+    torch.testing.assert_close(out.double(), exact, rtol=1e-6, atol=1e-36)
+
+
+@pytest.mark.parametrize("args", ["mixed", "double"])
+def test_what_the_kernel_does_not_take_runs_native(args: str) -> None:
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    inputs = (x.bfloat16(), weight) if args == "mixed" else (x.double(), weight.double())
+    op = kernels.find("compilepass::rms_norm")
+    assert op is not None
+    assert op.supports("cpu", *inputs, EPS) is not None
+    out = torch.ops.compilepass.rms_norm(*inputs, EPS)
+    assert torch.equal(out, kernels.native.rms_norm(*inputs, EPS))
+
+
+@pytest.mark.parametrize("width", [1, 63, 64, 65, 4096])
+def test_int8_linear_is_exact_on_extreme_values(width: int) -> None:
+    for x, w in ((127, 127), (-128, 127), (127, -128), (-128, -128)):
+        for rows, columns in ((1, 1), (4, 5), (9, 70)):
+            xq = torch.full((rows, width), x, dtype=torch.int8)
+            wq = torch.full((columns, width), w, dtype=torch.int8)
+            ones = torch.ones(rows, 1), torch.ones(columns)
+            out = torch.ops.compilepass.int8_linear(xq, ones[0], wq, ones[1], None, torch.float32)
+            assert torch.equal(out, torch.full((rows, columns), float(x * w * width)))
+
+
+def test_int8_linear_sees_a_weight_that_changed_in_place() -> None:
+    xq, xscale, wq, wscale, bias, dtype = CASES["int8_linear"].inputs((4, 64), torch.float32)
+    before = torch.ops.compilepass.int8_linear(xq, xscale, wq, wscale, bias, dtype)
+    wq.data.zero_()
+    after = torch.ops.compilepass.int8_linear(xq, xscale, wq, wscale, bias, dtype)
+    assert not torch.equal(before, after)
+    assert torch.equal(after, bias.expand(4, -1))
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        ("rms_norm", (torch.ones(2, 8), torch.ones(7), EPS)),
+        ("fused_add_rms_norm", (torch.ones(2, 8), torch.ones(3, 8), torch.ones(8), EPS)),
+        ("silu_and_mul", (torch.ones(2, 7),)),
+        ("gelu_and_mul", (torch.ones(2, 8), "tan")),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_eager_and_traced(
+    op: str, args: tuple[Any, ...]
+) -> None:
+    overload = getattr(torch.ops.compilepass, op)
+    with pytest.raises(RuntimeError):
+        overload(*args)
+    with FakeTensorMode() as mode, pytest.raises(KernelError):
+        overload(*mapped(args, mode.from_tensor))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_partial_rotary_passes_the_rest_of_a_head_through(interleaved: bool) -> None:
+    q, k = torch.randn(5, 2, 16), torch.randn(5, 1, 16)
+    angles = torch.rand(5, 4)
+    out, _ = torch.ops.compilepass.rotary_embedding(q, k, angles.cos(), angles.sin(), interleaved)
+    assert torch.equal(out[..., 8:], q[..., 8:])
+    torch.testing.assert_close(out.norm(dim=-1), q.norm(dim=-1))
+    pairs = out[..., :8].view(5, 2, 4, 2) if interleaved else out[..., :8].view(5, 2, 2, 4).mT
+    source = q[..., :8].view(5, 2, 4, 2) if interleaved else q[..., :8].view(5, 2, 2, 4).mT
+    turn = torch.polar(torch.ones_like(angles), angles).unsqueeze(-2)
+    wanted = torch.view_as_complex(source.contiguous()) * turn
+    torch.testing.assert_close(torch.view_as_complex(pairs.contiguous()), wanted)
