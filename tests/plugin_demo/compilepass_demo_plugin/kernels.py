@@ -32,6 +32,9 @@ def register() -> None:
         priority=10,
         supports=_supports,
     )
+    provider(
+        "compilepass_demo::quick_gelu", name="demo", device_type="cpu", load=lambda: _quick_gelu
+    )
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -44,3 +47,7 @@ def _supports(x: Tensor, weight: Tensor, eps: float) -> str | None:
     if {x.dtype, weight.dtype} != {torch.float32}:
         return "only float32 is rounded as the op says"
     return "it has no backward" if needs_grad(x, weight) else None
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return F.silu(1.702 * x) / 1.702

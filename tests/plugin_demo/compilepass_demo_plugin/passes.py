@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from compilepass.passmanager import FusionPass, PassContext, Phase
-from compilepass.rewrite import Rule
+from compilepass import FusionPass, PassContext, Phase, Rule
 
 from .kernels import quick_gelu
 
