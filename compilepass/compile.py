@@ -286,9 +286,7 @@ def _default_backend(options: dict[str, Any], mode: str | None) -> Backend:
     fields = {k: v for k, v in options.items() if k in CompilationConfig.model_fields}
     inductor_options = {k: v for k, v in options.items() if k not in fields}
     if mode not in (None, "default"):
-        from torch._inductor import list_mode_options
-
-        inductor_options = {**list_mode_options(mode), **inductor_options}
+        inductor_options = {**inductor.mode_options(mode), **inductor_options}
     if inductor_options:
         fields["inductor_options"] = {**config.inductor_options, **inductor_options}
     if fields:

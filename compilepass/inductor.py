@@ -9,6 +9,9 @@ each true for torch 2.11 to 2.14:
   mm + add into addmm, for one), and its ``uuid()`` is part of the cache key.
 * Under ``dynamic=True`` Dynamo turns a float attribute of a module into a graph input. Asking it to
   specialise the float and to restart keeps the literal, under a guard.
+
+Importing Inductor takes seconds, so each function does it when it is called: ``import compilepass``
+and whatever compiles nothing stay quick.
 """
 
 from __future__ import annotations
@@ -17,12 +20,9 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch._inductor import config as inductor_config
-from torch._inductor.custom_graph_pass import CustomGraphModulePass, CustomGraphPass
-from torch._inductor.pattern_matcher import PatternMatcherPass
 from torch.fx import Graph, GraphModule
 
 from .errors import ConfigError, did_you_mean
@@ -36,6 +36,7 @@ __all__ = [
     "engine",
     "frame_id",
     "graph_key",
+    "mode_options",
     "on_compile",
     "specialize_floats",
 ]
@@ -55,25 +56,30 @@ def engine() -> Engine:
 # -- compiling -----------------------------------------------------------------------------------
 
 
-class _Hook(CustomGraphPass):
+class _Hook(Protocol):
     """Our passes as Inductor's custom pass, behind those that the user had installed already."""
 
-    def __init__(self, run: RunPasses, uuid: str, users: Sequence[Any]) -> None:
-        self._run = run
-        self._uuid = uuid
-        self._users = tuple(users)
-        self.is_inference = True
-        self.ran = False
+    is_inference: bool
 
-    def __call__(self, graph: Graph) -> None:
-        self.ran = True
-        for user in self._users:
-            _call_user_pass(user, graph, self.is_inference)
-        self._run(graph, self.is_inference)
+    def __call__(self, graph: Graph) -> None: ...
 
-    def uuid(self) -> Any:
-        theirs = [u.uuid() if hasattr(u, "uuid") else None for u in self._users]
-        return None if None in theirs else (self._uuid, *theirs)
+
+def _hook(run: RunPasses, own_uuid: str, users: Sequence[Any]) -> _Hook:
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class Hook(CustomGraphPass):
+        is_inference = True
+
+        def __call__(self, graph: Graph) -> None:
+            for user in users:
+                _call_user_pass(user, graph, self.is_inference)
+            run(graph, self.is_inference)
+
+        def uuid(self) -> Any:
+            theirs = [u.uuid() if hasattr(u, "uuid") else None for u in users]
+            return None if None in theirs else (own_uuid, *theirs)
+
+    return Hook()
 
 
 def compile_graph(
@@ -91,11 +97,12 @@ def compile_graph(
     ``backend`` is ``"inductor"`` or ``"fx"``, which stops before code generation and runs the graph
     itself. ``options`` are Inductor's; ``caches=False`` makes sure that the passes run.
     """
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     options = dict(options)
-    installed = options.pop("post_grad_custom_pre_pass", inductor_config.post_grad_custom_pre_pass)
-    hook = _Hook(run, uuid, _as_list(installed))
+    installed = options.pop("post_grad_custom_pre_pass", config.post_grad_custom_pre_pass)
+    hook = _hook(run, uuid, _as_list(installed))
     generate = compile_fx_inner if backend == "inductor" else _fx_inner(hook)
 
     def inner(graph_module: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
@@ -131,13 +138,24 @@ def _fx_inner(hook: _Hook) -> Callable[..., Any]:
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Raise :class:`ConfigError` for an option that this torch's Inductor does not have."""
-    known = inductor_config.get_config_copy() if options else {}
+    if not options:
+        return
+    from torch._inductor import config
+
+    known = config.get_config_copy()
     for name in options:
         if name.replace("-", "_") not in known:
             raise ConfigError(
                 f"inductor_options has {name!r}, which torch {torch.__version__} does not know",
                 hint=did_you_mean(name, known),
             )
+
+
+def mode_options(mode: str) -> dict[str, Any]:
+    """Inductor's options for one of ``torch.compile``'s modes."""
+    from torch._inductor import list_mode_options
+
+    return dict(list_mode_options(mode))
 
 
 def _as_list(passes: Any) -> list[Any]:
@@ -156,6 +174,9 @@ def _call_user_pass(user: Any, graph: Graph, is_inference: bool) -> None:
 
 def adapt_pass(pass_like: Any) -> Pass | None:
     """Wrap a pass written for Inductor, or a callable on a graph; ``None`` for anything else."""
+    from torch._inductor.custom_graph_pass import CustomGraphModulePass
+    from torch._inductor.pattern_matcher import PatternMatcherPass
+
     if isinstance(pass_like, PatternMatcherPass):
         return _foreign(pass_like, lambda graph: pass_like.apply(graph))
     if isinstance(pass_like, CustomGraphModulePass):
