@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -54,7 +55,6 @@ class PassManager:
         self._engine = engine
         self._strict = strict
         self._instruments = tuple(instruments)
-        self._rules: dict[tuple[Pass, PassContext], tuple[Rule, ...]] = {}
         self._uuid: dict[tuple[str, str], str] = {}
 
     def uuid(self, *extra: str) -> str:
@@ -121,7 +121,7 @@ class PassManager:
         return record.with_time(ms)
 
     def _apply_rules(self, pass_: FusionPass, ctx: PassContext, session: _SessionOf) -> PassRecord:
-        rules = self._rules_of(pass_, ctx)
+        rules = _rules_of(pass_, ctx)
         allowed = [r for r in rules if ctx.is_inference or r.training]
         if rules and not allowed:
             return PassRecord(pass_.name, "skipped", "the graph has a backward pass")
@@ -139,12 +139,6 @@ class PassManager:
         changes = sum(r.count for r in results)
         return PassRecord(pass_.name, "ran", changes=changes, rules=found)
 
-    def _rules_of(self, pass_: FusionPass, ctx: PassContext) -> tuple[Rule, ...]:
-        key = (pass_, ctx)
-        if key not in self._rules:
-            self._rules[key] = tuple(pass_.rules(ctx))
-        return self._rules[key]
-
     def _failed(self, pass_: Pass, graph: Graph, error: Exception) -> PassRecord:
         places = [i.failed(pass_, graph, error) for i in self._instruments]
         if self._strict:
@@ -159,6 +153,12 @@ class PassManager:
         if written:
             reason += f" (reproducer: {', '.join(written)})"
         return PassRecord(pass_.name, "failed", reason)
+
+
+@cache
+def _rules_of(pass_: FusionPass, ctx: PassContext) -> tuple[Rule, ...]:
+    """A pass's rules, one set a process: the engine keeps what it traced with the rule."""
+    return tuple(pass_.rules(ctx))
 
 
 class _SessionOf:
