@@ -10,13 +10,12 @@ from its cache runs no pass, so records are stored under the graph's key and com
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -188,7 +187,7 @@ def backend(config: CompilationConfig | None = None) -> Backend:
     return Backend(config or get_config())
 
 
-def compile(model: M, config: CompilationConfig | None = None, **options: Any) -> M:  # noqa: A001 - the name that torch uses
+def compile(model: M, config: CompilationConfig | None = None, **options: Any) -> M:
     """``torch.compile`` with the config's passes; ``options`` are fields of the config.
 
     ``mode=NONE`` returns the model as it is, ``STOCK_TORCH_COMPILE`` compiles without passes. With
@@ -200,13 +199,14 @@ def compile(model: M, config: CompilationConfig | None = None, **options: Any) -
         config = config.model_copy(update=options)
     if config.mode is CompilationMode.NONE:
         return model
-    dynamo = {"dynamic": config.dynamic, "fullgraph": config.fullgraph}
+    dynamo: dict[str, Any] = {"dynamic": config.dynamic, "fullgraph": config.fullgraph}
     if config.mode is CompilationMode.STOCK_TORCH_COMPILE:
         inductor.check_options(config.inductor_options)
-        extra = {"options": config.inductor_options} if config.inductor_options else {}
-        return torch.compile(model, backend=config.backend, **dynamo, **extra)  # type: ignore[call-overload,no-any-return]
+        if config.inductor_options:
+            dynamo["options"] = config.inductor_options
+        return cast(M, torch.compile(model, backend=config.backend, **dynamo))
     made = Backend(config, model)
-    fast = torch.compile(model, backend=made, **dynamo)  # type: ignore[call-overload]
+    fast = torch.compile(model, backend=made, **dynamo)
     fast = _with_first_call(fast, made)
     _backends[fast] = made
     return fast  # type: ignore[no-any-return]
@@ -222,7 +222,12 @@ def _with_first_call(fast: Any, made: Backend) -> Any:
     if not made.config.expect and not made.config.strict:
         return fast
     if isinstance(fast, nn.Module):
-        handle = fast.register_forward_hook(lambda *_: (handle.remove(), made.check())[1])
+
+        def check_once(*_: Any) -> None:
+            handle.remove()
+            made.check()
+
+        handle = fast.register_forward_hook(check_once)
         return fast
 
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -301,8 +306,14 @@ def _unexpected(found: Report, name: str, wanted: int | None) -> ExpectationErro
     got = found.matches.get(name, 0)
     record = next((p for p in found.passes if p.name == name), None)
     near = [str(n) for n in found.near_misses if n.pass_name == name]
-    why = "\n".join(near) or (f"it {record.status}: {record.reason}" if record and record.reason else "")
-    asked = f"expect says {wanted}" if wanted is not None else "strict=True and it was asked for by name"
+    why = "\n".join(near) or (
+        f"it {record.status}: {record.reason}" if record and record.reason else ""
+    )
+    asked = (
+        f"expect says {wanted}"
+        if wanted is not None
+        else "strict=True and it was asked for by name"
+    )
     return ExpectationError(
         f"Pass {name!r} matched {got} time{'s' * (got != 1)}, and {asked}.",
         why=why or "no candidate in the graphs came near a match",
@@ -327,7 +338,9 @@ def _ops(config: CompilationConfig, model: nn.Module | None) -> Iterator[OpRecor
             if decision is not None:
                 state = "enabled" if decision.enabled else "disabled"
                 counts[OpRecord(decision.name, state, decision.why, decision.implementation)] += 1
-        yield from (replace(op, count=n) for op, n in sorted(counts.items(), key=lambda i: i[0].name))
+        yield from (
+            replace(op, count=n) for op, n in sorted(counts.items(), key=lambda i: i[0].name)
+        )
         return
     policy = config.op_policy()
     for state, names in (

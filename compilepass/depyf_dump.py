@@ -18,7 +18,7 @@ __all__ = ["watch_first_call"]
 
 
 def watch_first_call(fast: Any, path: Path, done: Callable[[], None]) -> Any:
-    """``fast`` with depyf watching its first call and writing to ``path``; ``done`` runs after it."""
+    """``fast`` with depyf watching its first call, writing to ``path``; ``done`` runs after it."""
     state = {"watch": True}
     inner = fast.forward if isinstance(fast, nn.Module) else fast
 

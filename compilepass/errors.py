@@ -89,7 +89,7 @@ class ExpectationError(CompilePassError, AssertionError):
 
 
 def did_you_mean(name: str, known: Iterable[str], *, limit: int = 3) -> str:
-    """Return ``Did you mean 'a' or 'b'?`` for the nearest of ``known``, or a list of all of them."""
+    """``Did you mean 'a' or 'b'?`` for the nearest of ``known``, or a list of all of them."""
     names = sorted(set(known))
     near = difflib.get_close_matches(name, names, n=limit, cutoff=0.6)
     if near:

@@ -117,9 +117,10 @@ def compile_graph(
 
 def _fx_inner(hook: _Hook) -> Callable[..., Any]:
     def inner(gm: GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
-        from torch._inductor.compile_fx import fake_tensor_prop, view_to_reshape
+        from torch._inductor.compile_fx import fake_tensor_prop
+        from torch._inductor.fx_passes.post_grad import view_to_reshape
 
-        view_to_reshape(gm)
+        view_to_reshape(gm)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             fake_tensor_prop(gm, example_inputs)
         gm.graph.eliminate_dead_code()

@@ -402,7 +402,7 @@ def _load_plugins() -> None:
     for plugin in iter_plugins(PLUGIN_GROUP):
         try:
             plugin.load()()
-        except Exception as error:  # noqa: PERF203 (each plugin may fail on its own)
+        except Exception as error:
             note("kernels.plugins", f"{plugin.name} of {plugin.distribution} failed: {error!r}")
 
 

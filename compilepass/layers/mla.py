@@ -14,7 +14,7 @@ from ..ops import PluggableLayer
 from .norms import RMSNorm
 from .rotary import RotaryEmbedding
 
-__all__ = ["LatentCache", "MultiHeadLatentAttention"]
+__all__ = ["LatentCache", "MultiHeadLatentAttention", "causal_attention"]
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,7 @@ class MultiHeadLatentAttention(PluggableLayer):
     those before them in the order of the rows, whatever their positions.
 
     The queries have a low-rank projection of their own with ``q_lora_rank``. Only the rope parts
-    of queries and keys are rotated, by pairs of neighbours. The latents of the whole cache are
-    expanded to keys and values at every call; a replacement of the layer may absorb ``kv_b`` into
-    the queries instead.
+    of queries and keys are rotated, by pairs of neighbours.
 
     Raises ``OpValueError`` for an input of another shape.
     """
@@ -104,11 +102,19 @@ class MultiHeadLatentAttention(PluggableLayer):
         rope_key = rope_key.squeeze(-2)
         known = LatentCache(latent, rope_key) if cache is None else cache.append(latent, rope_key)
 
+        attended = self.attend(q_nope, q_rope, known, cached=cache is not None)
+        return self.out(attended.flatten(-2)), known
+
+    def attend(self, q_nope: Tensor, q_rope: Tensor, known: LatentCache, *, cached: bool) -> Tensor:
+        """Attention of the queries, ``[B, T, heads, D]``, to all tokens: ``[B, T, heads, v]``.
+
+        ``cached`` says that ``known`` has tokens before those of the queries. The latents are
+        expanded to keys and values here; a replacement may absorb ``kv_b`` in the queries instead.
+        """
         k_nope, v = self._heads(self.kv_b(known.latent), self.nope_dim, self.v_dim)
         k_rope = known.rope_key.unsqueeze(-2).expand(-1, -1, self.num_heads, -1)
         q, k = torch.cat((q_nope, q_rope), dim=-1), torch.cat((k_nope, k_rope), dim=-1)
-        attended = _attend(q, k, v, cached=cache is not None)
-        return self.out(attended.flatten(-2)), known
+        return causal_attention(q, k, v, cached=cached)
 
     def _heads(self, x: Tensor, *widths: int) -> tuple[Tensor, ...]:
         """``[..., heads * sum(widths)]`` as one ``[..., heads, width]`` for each width."""
@@ -125,11 +131,18 @@ class MultiHeadLatentAttention(PluggableLayer):
             )
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, *, cached: bool) -> Tensor:
-    """Causal attention of the last ``T`` of ``S`` tokens; ``[B, T or S, heads, D]`` throughout."""
+def causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, cached: bool, scale: float | None = None
+) -> Tensor:
+    """Attention of the last ``T`` of ``S`` tokens, each to those before it and itself.
+
+    ``q``: ``[B, T, heads, D]``, ``k`` and ``v``: ``[B, S, heads, D or V]``; result:
+    ``[B, T, heads, V]``. Without ``cached``, ``T`` is ``S``. ``scale`` is ``D ** -0.5`` by default.
+    """
     tokens, known = q.shape[1], k.shape[1]
     mask = None
     if cached and tokens > 1:  # is_causal would align the first rows, not the last ones
         mask = torch.ones(tokens, known, dtype=torch.bool, device=q.device).tril(known - tokens)
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=not cached).transpose(1, 2)
+    attended = F.scaled_dot_product_attention(q, k, v, mask, is_causal=not cached, scale=scale)
+    return attended.transpose(1, 2)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from ..config import CompilationConfig
@@ -24,9 +25,7 @@ __all__ = ["GROUP", "known_passes"]
 GROUP = "compilepass.passes"
 
 
-def known_passes(
-    config: CompilationConfig, adapt: Callable[[Any], Pass | None]
-) -> list[Known]:
+def known_passes(config: CompilationConfig, adapt: Callable[[Any], Pass | None]) -> list[Known]:
     """Every pass that the config's policy may name.
 
     ``adapt`` wraps what is no :class:`Pass` (a callable on a graph, a pass written for Inductor)
@@ -45,14 +44,12 @@ def _installed() -> tuple[Known, ...]:
     known = []
     for plugin in iter_plugins(GROUP, error=PlanError):
         origin = f"package {plugin.distribution!r}"
-        passes = plugin.load(lambda loaded, origin=origin: _as_passes(loaded, lambda _: None, origin))
-        known += [Known(p, origin) for p in passes or ()]
+        use = partial(_as_passes, adapt=lambda _: None, origin=origin)
+        known += [Known(p, origin) for p in plugin.load(use) or ()]
     return tuple(known)
 
 
-def _as_passes(
-    item: Any, adapt: Callable[[Any], Pass | None], origin: str
-) -> list[Pass]:
+def _as_passes(item: Any, adapt: Callable[[Any], Pass | None], origin: str) -> list[Pass]:
     return list(_flatten(item, adapt, origin))
 
 

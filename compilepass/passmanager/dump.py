@@ -1,14 +1,14 @@
 """Write what the passes did to a directory, with names that are the same every time.
 
-    dump/
-      index.md                               what is here
-      config.toml  plan.txt  report.txt  report.json
-      rules/fuse_norm_quant.py               the patterns and replacements that ran
-      graph_0/00_input.py
-      graph_0/03_fuse_norm_quant_before.py   only for passes that changed the graph
-      graph_0/03_fuse_norm_quant_after.py
-      graph_0/99_output.py
-      depyf/                                 depyf's view of Dynamo's code, where it could make one
+dump/
+  index.md                               what is here
+  config.toml  plan.txt  report.txt  report.json
+  rules/fuse_norm_quant.py               the patterns and replacements that ran
+  graph_0/00_input.py
+  graph_0/03_fuse_norm_quant_before.py   only for passes that changed the graph
+  graph_0/03_fuse_norm_quant_after.py
+  graph_0/99_output.py
+  depyf/                                 depyf's view of Dynamo's code, where it could make one
 """
 
 from __future__ import annotations
@@ -105,7 +105,13 @@ class Dump:
         (folder / f"{pass_.name}.py").write_text("\n\n".join(parts))
 
     def _index(self, report: Report) -> str:
-        lines = ["# What compilepass did", "", str(report).splitlines()[0], "", "| file | what it is |"]
+        lines = [
+            "# What compilepass did",
+            "",
+            str(report).splitlines()[0],
+            "",
+            "| file | what it is |",
+        ]
         lines.append("|---|---|")
         about = {
             "config.toml": "the configuration in use",

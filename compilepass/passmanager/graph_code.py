@@ -109,7 +109,7 @@ def _target(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return f"torch.ops.{target}"
     if isinstance(target, torch._ops.HigherOrderOperator):
-        return f"torch.ops.higher_order.{target.name()}"
+        return f"torch.ops.higher_order.{target.name()}"  # type: ignore[no-untyped-call]
     module = getattr(target, "__module__", "")
     if module in ("_operator", "operator"):
         return f"operator.{target.__name__}"
@@ -132,7 +132,11 @@ def _literal(value: Any) -> str:
         return f"torch.device({str(value)!r})"
     if isinstance(value, torch._ops.OpOverload):
         return f"torch.ops.{value}"
-    return str(value) if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)) else repr(value)
+    return (
+        str(value)
+        if isinstance(value, (torch.dtype, torch.layout, torch.memory_format))
+        else repr(value)
+    )
 
 
 def _note(node: Node) -> str:

@@ -125,13 +125,19 @@ class PassManager:
         allowed = [r for r in rules if ctx.is_inference or r.training]
         if rules and not allowed:
             return PassRecord(pass_.name, "skipped", "the graph has a backward pass")
-        found: list[RuleRecord] = []
-        for rule in allowed:
-            result = session.get().apply(rule)
-            sites = tuple(MatchRecord(s.node, s.sources) for s in result.sites)
-            found.append(RuleRecord(str(rule), sites, result.near_miss, result.refused))
-        changes = sum(len(r.sites) for r in found)
-        return PassRecord(pass_.name, "ran", changes=changes, rules=tuple(found))
+        # a near miss is read after all rules, since a later one may have taken its place
+        results = [session.get().apply(rule) for rule in allowed]
+        found = tuple(
+            RuleRecord(
+                str(r.rule),
+                tuple(MatchRecord(s.node, s.sources) for s in r.sites),
+                r.near_miss,
+                r.refused,
+            )
+            for r in results
+        )
+        changes = sum(r.count for r in results)
+        return PassRecord(pass_.name, "ran", changes=changes, rules=found)
 
     def _rules_of(self, pass_: FusionPass, ctx: PassContext) -> tuple[Rule, ...]:
         key = (pass_, ctx)
@@ -147,7 +153,8 @@ class PassManager:
                 why="strict=True makes this an error.",
                 hint=f"Switch it off with '-{pass_.name}' in passes.",
             ) from error
-        reason = f"{type(error).__name__}: {error.what if isinstance(error, CompilePassError) else error}"
+        text = error.what if isinstance(error, CompilePassError) else error
+        reason = f"{type(error).__name__}: {text}"
         written = [p for p in places if p]
         if written:
             reason += f" (reproducer: {', '.join(written)})"

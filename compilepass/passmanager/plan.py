@@ -221,6 +221,9 @@ def _sorted(passes: Mapping[str, Known], edges: list[_Edge]) -> list[str]:
         shown = "; ".join(
             f"{e.first} before {e.then} (by {e.who})" for e in edges if {e.first, e.then} <= left
         )
-        raise PlanError("The passes cannot be ordered: they form a cycle.", why=shown,
-                        hint="Remove one of these edges.")
+        raise PlanError(
+            "The passes cannot be ordered: they form a cycle.",
+            why=shown,
+            hint="Remove one of these edges.",
+        )
     return order

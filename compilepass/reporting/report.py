@@ -21,7 +21,7 @@ __all__ = ["Report"]
 
 @dataclass(frozen=True)
 class Report:
-    """One compiled model. ``graphs`` are summed; ``from_cache`` is true if no pass ran this time."""
+    """One compiled model; its graphs are summed. ``from_cache``: no pass ran this time."""
 
     graphs: tuple[GraphRecord, ...] = ()
     ops: tuple[OpRecord, ...] = ()
@@ -48,7 +48,11 @@ class Report:
     def sites(self) -> tuple[tuple[str, str, MatchRecord], ...]:
         """Every rewritten site as (pass, rule, match)."""
         return tuple(
-            (p.name, r.rule, m) for g in self.graphs for p in g.passes for r in p.rules for m in r.sites
+            (p.name, r.rule, m)
+            for g in self.graphs
+            for p in g.passes
+            for r in p.rules
+            for m in r.sites
         )
 
     @property

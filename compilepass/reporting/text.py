@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from .report import Report
 
 __all__ = ["render"]
+
+_SHOWN = 3  # source lines per rule
 
 
 def render(report: Report) -> Iterator[RenderableType]:
@@ -67,13 +70,18 @@ def _passes(report: Report) -> Table:
 def _matches(report: Report) -> Table:
     table = _table("Matches", "pass", "rule", "count", "at")
     for (pass_, rule), places in _grouped(report).items():
-        shown = places[:3] + ([f"… {len(places) - 3} more"] if len(places) > 3 else [])
-        table.add_row(pass_, escape(rule), str(len(places)), escape("\n".join(shown)))
+        lines = [f"{n} × {place}" if n > 1 else place for place, n in places.most_common(_SHOWN)]
+        if len(places) > _SHOWN:
+            lines.append(f"… and {len(places) - _SHOWN} other lines")
+        total = sum(places.values())
+        table.add_row(pass_, escape(rule), str(total), escape("\n".join(lines)))
     return table
 
 
-def _grouped(report: Report) -> dict[tuple[str, str], list[str]]:
-    groups: dict[tuple[str, str], list[str]] = {}
+def _grouped(report: Report) -> dict[tuple[str, str], Counter[str]]:
+    """How often each source line was rewritten, by pass and rule."""
+    groups: dict[tuple[str, str], Counter[str]] = {}
     for pass_, rule, match in report.sites:
-        groups.setdefault((pass_, rule), []).append(match.sources[0] if match.sources else match.node)
+        place = match.sources[0] if match.sources else match.node
+        groups.setdefault((pass_, rule), Counter())[place] += 1
     return groups

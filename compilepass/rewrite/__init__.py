@@ -1,4 +1,4 @@
-"""The rewrite engine: find a pattern in an FX graph, prove the site safe, replace it, or say why not."""
+"""The rewrite engine: find a pattern in an FX graph, prove the site safe, replace it, explain."""
 
 from .engine import Engine, Rewritten, RuleResult, Session
 from .equivalences import table as equivalences

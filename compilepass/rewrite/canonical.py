@@ -1,4 +1,4 @@
-"""Turn graph nodes into canonical :class:`Term` s, one pass over the graph, kept up to date by edits.
+"""Turn graph nodes into canonical :class:`Term` s, in one pass, and keep them up to date.
 
 Patterns and graphs go through the same code, so a spelling needs to be known once: positional or
 keyword arguments and schema defaults, overloads, negative dimensions, views that keep the
@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import sympy
 import torch
 from torch.fx import Graph, Node
 
@@ -39,13 +40,39 @@ class Operand(NamedTuple):
 Expand = Callable[..., tuple[list[Term], list[Term]] | None]
 
 _VIEWS = frozenset(
-    "reshape view _unsafe_view squeeze unsqueeze alias detach clone contiguous "
-    "lift_fresh_copy flatten".split()
+    [
+        "reshape",
+        "view",
+        "_unsafe_view",
+        "squeeze",
+        "unsqueeze",
+        "alias",
+        "detach",
+        "clone",
+        "contiguous",
+        "lift_fresh_copy",
+        "flatten",
+    ]
 )
-_REDUCTIONS = frozenset("mean sum amax amin prod any all argmax argmin var std".split())
+_REDUCTIONS = frozenset(
+    ["mean", "sum", "amax", "amin", "prod", "any", "all", "argmax", "argmin", "var", "std"]
+)
 _ALONG = frozenset(
-    "slice select cat split split_with_sizes _softmax softmax cumsum index_select gather "
-    "unbind sort topk".split()
+    [
+        "slice",
+        "select",
+        "cat",
+        "split",
+        "split_with_sizes",
+        "_softmax",
+        "softmax",
+        "cumsum",
+        "index_select",
+        "gather",
+        "unbind",
+        "sort",
+        "topk",
+    ]
 )
 _NAMES = {
     "convert_element_type": "cast",
@@ -54,7 +81,7 @@ _NAMES = {
     "multiply": "mul",
 }
 _OPERAND_SLOTS = frozenset({"other", "exponent"})
-_PROMOTING = frozenset("add sub mul div maximum minimum".split())
+_PROMOTING = frozenset(["add", "sub", "mul", "div", "maximum", "minimum"])
 _WIDENING = {
     torch.bfloat16: {torch.float32, torch.float64},
     torch.float16: {torch.float32, torch.float64},
@@ -64,12 +91,14 @@ _WIDENING = {
 _kinds: dict[str, str] = {
     **dict.fromkeys(_REDUCTIONS, "reduction"),
     **dict.fromkeys(_ALONG, "along"),
-    **dict.fromkeys("cast neg exp add mul div reciprocal rsqrt sqrt".split(), "pointwise"),
+    **dict.fromkeys(
+        ["cast", "neg", "exp", "add", "mul", "div", "reciprocal", "rsqrt", "sqrt"], "pointwise"
+    ),
 }
 
 
 def kind_of(op: str) -> str:
-    """How an operation relates to shapes: ``pointwise``, ``reduction``, ``along`` a dim, ``exact``."""
+    """How an operation treats shapes: ``pointwise``, ``reduction``, ``along`` a dim, ``exact``."""
     return _kinds.get(op, "exact")
 
 
@@ -82,7 +111,7 @@ def _schema_slots(op: Any) -> tuple[tuple[str, Any], ...]:
 def _op_name(op: Any) -> str:
     if op.namespace not in ("aten", "prims"):
         return str(op)
-    packet = op.overloadpacket.__name__
+    packet: str = op.overloadpacket.__name__
     name = _NAMES.get(packet, packet)
     if torch.Tag.pointwise in op.tags:
         _kinds.setdefault(name, "pointwise")
@@ -233,6 +262,7 @@ class Canonical:
 
     def _getitem(self, node: Source) -> None:
         source, index = node.args[0], node.args[1]
+        assert isinstance(index, int)
         val = _tensor(node)
         if val is None or not isinstance(source, (Node, Call)):
             return
@@ -250,13 +280,17 @@ class Canonical:
             return
         self._owner = node
         raw = Term(
-            "getitem", (base,), (("index", index),), shape=_shape(val), dtype=val.dtype,
+            "getitem",
+            (base,),
+            (("index", index),),
+            shape=_shape(val),
+            dtype=val.dtype,
             owners=() if isinstance(node, Call) else (node,),
         )
         self._enter(node, self._canonical(raw))
 
     def _call(self, node: Source) -> None:
-        op = node.target
+        op: Any = node.target
         operands, params = self._arguments(node)
         if self._expand is not None and op.namespace not in ("aten", "prims"):
             owners = () if isinstance(node, Call) else (node,)
@@ -308,9 +342,7 @@ class Canonical:
             self._terms[node] = Term("kernel")
         self._index(node)
 
-    def _arguments(
-        self, node: Source
-    ) -> tuple[list[Operand], list[tuple[str, Any]]]:
+    def _arguments(self, node: Source) -> tuple[list[Operand], list[tuple[str, Any]]]:
         """The tensor operands, and the other arguments by name, defaults filled in."""
         operands: list[Operand] = []
         params: list[tuple[str, Any]] = []
@@ -354,9 +386,10 @@ class Canonical:
         _, term, seen, source = operands[0]
         if term is None or seen is None or source is None:
             return False
-        if name in _VIEWS or (name in ("expand", "permute", "slice", "transpose", "t") and (
-            _keeps_order(name, seen, _shape(out), dict(params))
-        )):
+        if name in _VIEWS or (
+            name in ("expand", "permute", "slice", "transpose", "t")
+            and (_keeps_order(name, seen, _shape(out), dict(params)))
+        ):
             self._alias(node, term, source)
             return True
         if name != "cast":
@@ -365,7 +398,7 @@ class Canonical:
             self._alias(node, term, source)
             return True
         inner = term
-        if inner.op == "cast" and inner.dtype in _WIDENING.get(inner.args[0].dtype, ()):
+        if inner.op == "cast" and inner.dtype in _widened(inner.args[0].dtype):
             origin = inner.args[0]
             if origin.dtype == out.dtype:
                 self._alias(node, origin, source)
@@ -390,14 +423,19 @@ class Canonical:
         source = raw.args[0]
         if raw.dtype == source.dtype or raw.op.startswith("arg") or raw.dtype is None:
             return _with(raw, params=params)
-        return _with(
-            raw, args=(self._virtual_cast(source, raw.dtype, raw.owners),), params=params
-        )
+        return _with(raw, args=(self._virtual_cast(source, raw.dtype, raw.owners),), params=params)
 
     def _virtual_cast(self, term: Term, dtype: torch.dtype, owners: tuple[Node, ...]) -> Term:
-        made = Term("cast", (term,), (("dtype", dtype),), shape=term.shape, dtype=dtype, owners=owners)
+        made = Term(
+            "cast", (term,), (("dtype", dtype),), shape=term.shape, dtype=dtype, owners=owners
+        )
         self._made.append(made)
         return made
+
+
+def _widened(dtype: torch.dtype | None) -> set[torch.dtype]:
+    """The dtypes that hold every value of ``dtype``."""
+    return _WIDENING.get(dtype, set()) if dtype is not None else set()
 
 
 def _with(term: Term, *, args: tuple[Term, ...] | None = None, params: Any = None) -> Term:
@@ -422,8 +460,6 @@ def _shape(val: torch.Tensor) -> Shape:
 
 
 def _is_number(value: Any) -> bool:
-    import sympy
-
     return isinstance(value, (int, float, torch.SymInt, torch.SymFloat, sympy.Expr)) and not (
         isinstance(value, bool)
     )
@@ -454,7 +490,9 @@ def _normal_params(
     if name in _REDUCTIONS:
         given = dict(params)
         dim = given.get("dim")
-        dims = range(rank) if dim is None or dim == () else (dim if isinstance(dim, tuple) else (dim,))
+        dims = (
+            range(rank) if dim is None or dim == () else (dim if isinstance(dim, tuple) else (dim,))
+        )
         given["dim"] = tuple(sorted(_positive(d, rank) for d in dims))
         given.pop("keepdim", None)  # the elements and their order are the same either way
         return tuple(given.items())

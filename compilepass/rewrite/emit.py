@@ -28,6 +28,8 @@ from .term import same, size_of
 
 __all__ = ["Emitter"]
 
+_ORIGIN: tuple[str, ...] = ("stack_trace", "nn_module_stack")
+
 aten = torch.ops.aten
 
 
@@ -52,7 +54,7 @@ class Emitter:
                 self._sizes.setdefault(val.node.expr, []).append(node)
 
     def rewrite(self, site: Site) -> list[Node] | Reject | None:
-        """Replace ``site``; returns the new nodes, a refusal, or ``None`` if it is fused already."""
+        """Replace ``site``; the new nodes, a refusal, or ``None`` if it is fused already."""
         template = self._template(site)
         if _is_done(site, template):
             return None
@@ -101,10 +103,12 @@ class Emitter:
             got = (out,) if isinstance(out, torch.Tensor) else tuple(out)
             if len(got) != len(outs):
                 raise PatternError(
-                    f"Rule {rule}: the replacement returns {len(got)} values, the pattern {len(outs)}."
+                    f"Rule {rule}: the pattern returns {len(outs)} values, "
+                    f"the replacement {len(got)}."
                 )
             return tuple(
-                g if o is None else _viewed(g, tuple(o.shape)) for g, o in zip(got, outs, strict=True)
+                g if o is None else _viewed(g, tuple(o.shape))
+                for g, o in zip(got, outs, strict=True)
             )
 
         try:
@@ -150,9 +154,7 @@ class Emitter:
             zip(template.recording.inputs, site.match.inputs.values(), strict=True)
         )
         mode = site.anchor.meta["val"].fake_mode
-        trace_meta = {
-            k: site.anchor.meta[k] for k in ("stack_trace", "nn_module_stack") if k in site.anchor.meta
-        }
+        trace_meta = {k: site.anchor.meta[k] for k in _ORIGIN if k in site.anchor.meta}
         with self._graph.inserting_before(site.before):
 
             def argument(value: Any) -> Any:
@@ -238,15 +240,17 @@ def _declared(rule: Rule, name: str, dims: dict[str, Any]) -> tuple[Any, ...]:
     assert isinstance(spec, Input)
     out = []
     for size in rule.specs(torch.float32)[name].shape:
-        known = size if isinstance(size, int) else size.xreplace(
-            {s: dims[s.name.removeprefix("$")] for s in size.free_symbols}
+        known = (
+            size
+            if isinstance(size, int)
+            else size.xreplace({s: dims[s.name.removeprefix("$")] for s in size.free_symbols})
         )
         out.append(size_of(known))
     return tuple(out)
 
 
 def _viewed(tensor: torch.Tensor, shape: tuple[Any, ...]) -> torch.Tensor:
-    """``tensor`` in ``shape``, which has the same elements; a size that is not known is left open."""
+    """``tensor`` in ``shape``, which has the same elements; an unknown size is left open."""
     sizes = [size_of(s) for s in shape]
     if len(sizes) == tensor.dim() and all(
         same(size_of(a), b) for a, b in zip(tensor.shape, sizes, strict=True)
@@ -284,8 +288,12 @@ def _breaks_contract(rule: Rule, recording: Recording, outs: list[Any]) -> Rejec
             )
         (shape, strides, *_), (want_shape, want_strides, *_) = _layout(got), _layout(out)
         if not all(map(same, shape, want_shape)):
-            return Reject("contract", f"output {i} of {rule} would have shape {shape}.",
-                          expected=str(want_shape), found=str(shape))
+            return Reject(
+                "contract",
+                f"output {i} of {rule} would have shape {shape}.",
+                expected=str(want_shape),
+                found=str(shape),
+            )
         moved = [
             d for d, size in enumerate(shape) if size != 1 and not same(strides[d], want_strides[d])
         ]

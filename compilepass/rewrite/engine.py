@@ -9,9 +9,9 @@ edits, so that many rules share them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import torch
 from torch.fx import Graph, Node
@@ -20,14 +20,17 @@ from ..reporting.records import NearMiss
 from .canonical import Canonical
 from .emit import Emitter
 from .expand import KernelExpander
-from .match import Unifier
+from .match import Bindings, Unifier
 from .near_miss import describe_failure, describe_reject
 from .record import Decompositions
 from .reject import Reject
 from .rule import Pattern, Rule
-from .site import Mutations, find_site
+from .site import Mutations, Site, find_site
 from .source import source_of
 from .term import Term
+
+#: below this share of matched operations a candidate is another thing, not a near miss
+_NEAR = 0.5
 
 __all__ = ["Engine", "Rewritten", "RuleResult", "Session"]
 
@@ -40,22 +43,38 @@ class Rewritten:
     sources: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Missed:
+    """A candidate that was not taken; the text is made only if it is the best one in the end."""
+
+    anchor: Term
+    matched: int
+    describe: Callable[[], NearMiss]
+
+
 @dataclass
 class RuleResult:
-    """What one rule did: its sites, and the best near miss of those that it did not take."""
+    """What one rule did: its sites, and the candidates that it did not take."""
 
     rule: Rule
     sites: list[Rewritten] = field(default_factory=list)
-    near_miss: NearMiss | None = None
     refused: int = 0
+    _missed: list[_Missed] = field(default_factory=list)
 
     @property
     def count(self) -> int:
         return len(self.sites)
 
+    @property
+    def near_miss(self) -> NearMiss | None:
+        """The candidate that got furthest, of those that no other rule has taken since."""
+        left = [m for m in self._missed if not any(n._erased for n in m.anchor.owners)]
+        best = max(left, key=lambda m: m.matched, default=None)
+        return best.describe() if best is not None else None
+
 
 class Engine:
-    """Traces patterns with ``decompositions`` (those of the compiler in use), each once per dtype."""
+    """Traces patterns with the compiler's ``decompositions``, each once per dtype."""
 
     def __init__(self, decompositions: Decompositions) -> None:
         self._decompositions = decompositions
@@ -66,7 +85,7 @@ class Engine:
         """The rule's pattern for ``dtype``; raises :class:`PatternError` if it cannot be traced."""
         key = (rule, dtype)
         if key not in self._patterns:
-            self._patterns[key] = Pattern.of(rule, dtype, self._decompositions, None)
+            self._patterns[key] = Pattern.of(rule, dtype, self._decompositions)
         return self._patterns[key]
 
     def session(self, graph: Graph) -> Session:
@@ -94,7 +113,7 @@ class Session:
         result = RuleResult(rule)
         for dtype in self._dtypes(rule):
             pattern = self._engine.pattern(rule, dtype)
-            for anchor in [t for t in self.canonical.by_op.get(pattern.root.op, ())]:
+            for anchor in list(self.canonical.by_op.get(pattern.root.op, ())):
                 if anchor.dtype == pattern.root.dtype and anchor.op == pattern.root.op:
                     self._try(pattern, anchor, result)
         return result
@@ -104,7 +123,9 @@ class Session:
         if not any(spec.dtype is None for spec in rule.inputs.values()):  # type: ignore[union-attr]
             return list(rule.dtypes[:1])
         present = {
-            t.dtype for op in ("leaf", *self.canonical.by_op) for t in self.canonical.by_op.get(op, ())
+            t.dtype
+            for op in ("leaf", *self.canonical.by_op)
+            for t in self.canonical.by_op.get(op, ())
         }
         return [d for d in rule.dtypes if d in present]
 
@@ -114,32 +135,28 @@ class Session:
         unifier = Unifier()
         bound = unifier.match(pattern.root, anchor)
         if bound is None:
-            self._missed(pattern, result, lambda: describe_failure(pattern, unifier.failure))
+            failure = unifier.failure
+            if failure is not None and failure.matched >= _NEAR * pattern.wanted:
+                miss = _Missed(anchor, failure.matched, partial(describe_failure, pattern, failure))
+                result._missed.append(miss)
             return
+        sources = _sources(bound)
         site = find_site(pattern, bound, self.canonical, self._mutations)
-        if isinstance(site, Reject):
-            if site.code != "partial_kernel":
-                result.refused += 1
-                self._missed(pattern, result, lambda: describe_reject(pattern, site))
-            return
-        sources = dict.fromkeys(filter(None, (source_of(n) for n in site.covered)))
-        made = self._emitter.rewrite(site)
-        if made is None:
-            return
+        made = self._emitter.rewrite(site) if isinstance(site, Site) else site
         if isinstance(made, Reject):
-            refusal = made
+            if made.code == "partial_kernel":  # fused already, with something else
+                return
             result.refused += 1
-            self._missed(pattern, result, lambda: describe_reject(pattern, refusal))
-            return
-        result.sites.append(Rewritten(_kernel_node(made), tuple(sources)))
+            miss = _Missed(anchor, pattern.wanted, partial(describe_reject, pattern, made))
+            result._missed.append(miss)
+        elif made is not None:
+            result.sites.append(Rewritten(_kernel_node(made), sources))
 
-    def _missed(self, pattern: Pattern, result: RuleResult, describe: Any) -> None:
-        """Keep the near miss that got furthest; the sentences are made for that one alone."""
-        near = describe()
-        if near is None:
-            return
-        if result.near_miss is None or near.matched > result.near_miss.matched:
-            result.near_miss = near
+
+def _sources(bound: Bindings) -> tuple[str, ...]:
+    """The model's lines that a match covers, outputs first."""
+    nodes = [n for p, t in bound.terms.items() if p.op not in ("input", "const") for n in t.owners]
+    return tuple(dict.fromkeys(filter(None, map(source_of, nodes))))
 
 
 def _kernel_node(made: list[Node]) -> str:

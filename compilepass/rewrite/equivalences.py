@@ -135,7 +135,10 @@ def product_with_reciprocal(t: Term, b: Builder) -> Term | None:
         inverse = t.args[y]
         if inverse.op == "reciprocal" and not t.args[x].is_const:
             return b.make(
-                "div", (t.args[x], inverse.args[0]), like=t, seen=(t.seen[x], t.seen[y]),
+                "div",
+                (t.args[x], inverse.args[0]),
+                like=t,
+                seen=(t.seen[x], t.seen[y]),
                 absorb=(inverse,),
             )
     return None
@@ -182,9 +185,7 @@ def addmm_is_mm_and_add(t: Term, b: Builder) -> Term | None:
         return None
     bias, left, right = t.args
     matrix = b.make("mm", (left, right), like=t, seen=t.seen[1:])
-    return b.make(
-        "add", (matrix, bias), (("alpha", 1),), like=t, seen=(matrix.shape, t.seen[0])
-    )
+    return b.make("add", (matrix, bias), (("alpha", 1),), like=t, seen=(matrix.shape, t.seen[0]))
 
 
 @equivalence("getitem")

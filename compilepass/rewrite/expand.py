@@ -35,7 +35,7 @@ class KernelExpander:
         operands: list[Operand],
         owners: tuple[Any, ...],
     ) -> tuple[list[Term], list[Term]] | None:
-        """The output terms, and all terms made for them; ``None`` for an op that has no native form.
+        """The output terms, and all terms made for them; ``None`` for an op without native form.
 
         ``params`` are the arguments of ``op`` that are no tensors.
         """

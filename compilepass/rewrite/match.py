@@ -19,7 +19,9 @@ from .trace import Variable
 
 __all__ = ["Bindings", "Failure", "Unifier"]
 
-_COMMUTES = frozenset("add mul maximum minimum eq ne logical_and logical_or bitwise_and".split())
+_COMMUTES = frozenset(
+    ["add", "mul", "maximum", "minimum", "eq", "ne", "logical_and", "logical_or", "bitwise_and"]
+)
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,9 @@ from .term import Term
 
 __all__ = ["describe_failure", "describe_reject"]
 
-#: below this share of matched operations a candidate is another thing, not a near miss
-_NEAR = 0.5
 
-
-def describe_failure(pattern: Pattern, failure: Failure | None) -> NearMiss | None:
-    """The near miss for a failed unification, or ``None`` where too little of it matched."""
-    if failure is None or failure.matched < _NEAR * pattern.wanted:
-        return None
+def describe_failure(pattern: Pattern, failure: Failure) -> NearMiss:
+    """The near miss for a candidate that does not have the pattern's form."""
     node = failure.found.node or next(iter(failure.found.owners), None)
     what = f" ({failure.what})" if failure.what else ""
     return NearMiss(

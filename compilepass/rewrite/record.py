@@ -53,9 +53,9 @@ class Recording:
     outputs: list[Call]
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, decompositions: Decompositions, what: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.decompositions = decompositions
         self.what = what
@@ -71,7 +71,11 @@ class _Recorder(TorchDispatchMode):
         return call
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         decompose = self.decompositions.get(func)
@@ -108,7 +112,13 @@ class _Recorder(TorchDispatchMode):
         form = getattr(form, func._overloadname, None)
         target = args[0] if args else None
         holder = self.holders.get(id(target))
-        if form is None or holder is None or holder.op == "placeholder" or self.has_view(target):
+        if (
+            not isinstance(target, torch.Tensor)
+            or form is None
+            or holder is None
+            or holder.op == "placeholder"
+            or self.has_view(target)
+        ):
             raise PatternError(
                 f"{self.what} calls {func}, which changes a value in place.",
                 why="A rule is a pure function of its inputs.",
@@ -156,9 +166,7 @@ def record(
     ]
     with torch.no_grad(), mode, recorder:
         out = fn(**tensors, **values)
-    return Recording(
-        recorder.calls, inputs, [recorder.holder(t) for t in _as_outputs(out, what)]
-    )
+    return Recording(recorder.calls, inputs, [recorder.holder(t) for t in _as_outputs(out, what)])
 
 
 def _as_outputs(out: Any, what: str) -> tuple[torch.Tensor, ...]:

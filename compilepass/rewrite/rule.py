@@ -29,7 +29,7 @@ import torch
 from ..errors import PatternError
 from .record import Decompositions
 from .reject import Reject
-from .term import Shape, Size, Term
+from .term import Size, Term, size_of
 from .trace import TensorSpec, Traced, size_symbol, trace
 
 __all__ = ["Input", "Pattern", "Rule"]
@@ -91,7 +91,7 @@ class Rule:
         missing = [n for n in self.inputs if n not in parameters]
         if missing:
             raise PatternError(
-                f"Rule {self.name!r}: inputs name {missing}, which are not parameters of the pattern.",
+                f"Rule {self.name!r}: inputs name {missing}, no parameters of the pattern.",
                 why=f"The pattern takes ({', '.join(parameters)}).",
                 hint="Use the same names in both.",
             )
@@ -152,8 +152,8 @@ class Pattern:
     wanted: int
 
     @classmethod
-    def of(cls, rule: Rule, dtype: torch.dtype, decompositions: Decompositions, expand: Any) -> Pattern:
-        """Trace ``rule`` for ``dtype``; raises :class:`PatternError` with the rule's name and place."""
+    def of(cls, rule: Rule, dtype: torch.dtype, decompositions: Decompositions) -> Pattern:
+        """Trace ``rule`` for ``dtype``; a :class:`PatternError` has the rule's name and place."""
         what = f"The pattern of rule {rule}"
         try:
             traced = trace(
@@ -163,7 +163,6 @@ class Pattern:
                 rule.fixed,
                 decompositions=decompositions,
                 what=what,
-                expand=expand,
             )
         except PatternError:
             raise
@@ -174,7 +173,9 @@ class Pattern:
             ) from error
         ops = [t for t in traced.terms if t.op not in ("input", "const")]
         if not ops:
-            raise PatternError(f"{what} does nothing.", hint="Return a value computed from its inputs.")
+            raise PatternError(
+                f"{what} does nothing.", hint="Return a value computed from its inputs."
+            )
         reach = {out: _below(out) for out in traced.outputs}
         root = max(traced.outputs, key=lambda out: len(reach[out]))
         apart = [out for out in traced.outputs if out not in reach[root]]
@@ -218,7 +219,7 @@ def _size(size: str | int) -> Size:
         expr = sympy.parse_expr(size, local_dict=names)
     except (SyntaxError, TypeError, ValueError) as error:
         raise PatternError(f"{size!r} is not a size.", hint="Use a name or '2*H'.") from error
-    return expr  # type: ignore[no-any-return]
+    return size_of(expr)
 
 
 def _frozen(fn: Callable[..., Any]) -> Callable[..., Any]:

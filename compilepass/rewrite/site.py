@@ -115,8 +115,11 @@ def find_site(
     writer = mutations.between(first, before, (*inputs.values(), *covered))
     if writer is not None:
         return Reject(
-            "mutation", f"{writer.name} writes to a value of the match between its nodes.", writer,
-            expected="no mutation", found=str(writer.target),
+            "mutation",
+            f"{writer.name} writes to a value of the match between its nodes.",
+            writer,
+            expected="no mutation",
+            found=str(writer.target),
         )
     for guard in pattern.traced.guards:
         known = {s: bound.dims.get(s.name, s) for s in guard.free_symbols}
@@ -140,7 +143,7 @@ def find_site(
 def _run_check(rule: Rule, match: Match) -> Reject | None:
     assert rule.check is not None
     try:
-        refused = rule.check(match)
+        refused: object = rule.check(match)
     except Exception as error:  # the check is the rule author's code
         return Reject("error", f"check of {rule} raised {type(error).__name__}: {error}")
     if refused is None or isinstance(refused, Reject):

@@ -9,14 +9,22 @@ from torch.fx import Node
 
 __all__ = ["source_of"]
 
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<where>\S+)\n\s*(?P<code>.+)')
+_FRAME = re.compile(
+    r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<where>\S+)\n\s*(?P<code>.+)'
+)
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 def source_of(node: Node | None) -> str:
-    """``modeling_llama.py:67 in forward: return self.weight * …``, or ``""`` where it is unknown."""
+    """``modeling_llama.py:67 in forward: return self.weight * …``, or ``""`` where it is unknown.
+
+    The innermost frame outside of this package is taken: where a model calls one of our layers,
+    the line of the model.
+    """
     trace = node.meta.get("stack_trace") if node is not None else None
     frames = list(_FRAME.finditer(trace)) if trace else []
     if not frames:
         return ""
-    last = frames[-1]
+    outside = [f for f in frames if not f["file"].startswith(_PACKAGE)]
+    last = (outside or frames)[-1]
     return f"{Path(last['file']).name}:{last['line']} in {last['where']}: {last['code'].strip()}"

@@ -12,7 +12,7 @@ the same groups of dimensions (:func:`align`, :func:`broadcast_axes`).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -20,8 +20,8 @@ from torch.fx import Node
 
 __all__ = ["Shape", "Size", "Term", "align", "broadcast_axes", "const", "product", "size_of"]
 
-Size = int | sympy.Expr
-Shape = tuple[Size, ...]
+Size: TypeAlias = Any  # an int or a sympy expression; sympy has no types
+Shape: TypeAlias = tuple[Size, ...]
 
 
 class Term:
@@ -180,8 +180,10 @@ def _solve(expr: Size, name: str, value: Size) -> Size | None:
     """Solve ``expr(name) == value`` for a size; ``None`` where there is no whole solution."""
     if isinstance(expr, sympy.Symbol):
         return value
-    symbol = next(s for s in expr.free_symbols if s.name == name)  # type: ignore[union-attr]
-    rest, factor = sympy.Poly(expr, symbol).all_coeffs()[::-1] if _is_linear(expr, symbol) else (None, None)
+    symbol = next(s for s in expr.free_symbols if s.name == name)
+    rest, factor = (
+        sympy.Poly(expr, symbol).all_coeffs()[::-1] if _is_linear(expr, symbol) else (None, None)
+    )
     if factor is None:
         return None
     quotient = sympy.simplify((value - rest) / factor)

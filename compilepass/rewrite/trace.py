@@ -8,6 +8,7 @@ function is traced a second time with other sentinels and must give the same lit
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,20 +68,22 @@ def trace(
     decompositions: Decompositions,
     what: str,
     hints: Mapping[str, int] | None = None,
-    expand: Any = None,
 ) -> Traced:
     """Trace ``fn(**tensors, **numbers, **fixed)``; ``numbers`` become variables.
 
     ``hints`` are example values of the symbols; conditions on sizes are decided by them and kept
     as ``guards``. Raises :class:`PatternError` where the function cannot be traced.
     """
-    traced, literals = _trace_once(fn, tensors, numbers, fixed, decompositions, what, hints, 0, expand)
+    once = functools.partial(
+        _trace_once, fn, tensors, numbers, fixed, decompositions, what, hints or {}
+    )
+    traced, literals = once(0)
     if numbers:
-        _, again = _trace_once(fn, tensors, numbers, fixed, decompositions, what, hints, 1, expand)
+        _, again = once(1)
         if literals != again:
             raise PatternError(
-                f"{what} computes with one of its numbers ({', '.join(numbers)}) outside the graph.",
-                why="Only the number itself can be read back from a match, not a value made from it.",
+                f"{what} computes with its numbers ({', '.join(numbers)}) outside the graph.",
+                why="Only the number itself can be read back from a match.",
                 hint="Make the derived value a parameter of its own.",
             )
     return traced
@@ -93,11 +96,10 @@ def _trace_once(
     fixed: Mapping[str, Any],
     decompositions: Decompositions,
     what: str,
-    hints: Mapping[str, int] | None,
+    hints: Mapping[str, int],
     salt: int,
-    expand: Any,
 ) -> tuple[Traced, list[Any]]:
-    env = _Sizes(hints or {})
+    env = _Sizes(hints)
     shapes = {name: [env.size(s) for s in spec.shape] for name, spec in tensors.items()}
     with env.mode:
         fakes = {
@@ -110,7 +112,7 @@ def _trace_once(
         fn, fakes, {**sentinels, **fixed}, mode=env.mode, decompositions=decompositions, what=what
     )
     guards = tuple(g.expr.xreplace(env.names) for g in env.shape_env.guards[before:])
-    canonical = Canonical(expand)
+    canonical = Canonical()
     canonical.add_all(recording.calls)
     variables = {value: Variable(name) for name, value in sentinels.items()}
     order: list[Term] = []
@@ -127,7 +129,10 @@ def _trace_once(
         tuple(g for g in guards if not _is_trivial(g)),
     )
     literals = [
-        (t.op, v) for t in traced.terms for _, v in t.params if not isinstance(v, (Variable, torch.dtype))
+        (t.op, v)
+        for t in traced.terms
+        for _, v in t.params
+        if not isinstance(v, (Variable, torch.dtype))
     ]
     return traced, literals
 
@@ -152,32 +157,37 @@ class _Sizes:
             return size
         known = {s: self._symbol(s) for s in sorted(size.free_symbols, key=str)}
         expr = size.xreplace(known)
-        hint = int(expr.xreplace({s: sympy.Integer(self._hint(n)) for n, s in self._symbols.items()}))
+        hint = int(
+            expr.xreplace({s: sympy.Integer(self._hint(n)) for n, s in self._symbols.items()})
+        )
         return self.shape_env.create_symintnode(expr, hint=hint)
 
     def _symbol(self, symbol: sympy.Symbol) -> sympy.Symbol:
         name = symbol.name
         if name not in self._symbols:
             example = torch.empty(self._hint(name), device="meta")
-            context = StatelessSymbolicContext([DimDynamic.DYNAMIC])
+            context: Any = StatelessSymbolicContext([DimDynamic.DYNAMIC])
             fake = self.mode.from_tensor(example, symbolic_context=context)
-            made = fake.shape[0].node.expr
+            size: Any = fake.shape[0]
+            made = size.node.expr
             self._symbols[name] = made
             self.names[made] = symbol
         return self._symbols[name]
 
     def _hint(self, name: str) -> int:
         if name not in self.hints:
-            position = list(self._symbols).index(name) if name in self._symbols else len(self._symbols)
+            position = (
+                list(self._symbols).index(name) if name in self._symbols else len(self._symbols)
+            )
             return 48 + 32 * position
         return self.hints[name]
 
 
 def _is_trivial(guard: sympy.Basic) -> bool:
-    """Conditions that only set sizes of 0 and 1 apart, where the recorded operations are the same."""
+    """Conditions that set sizes of 0 and 1 apart, where the recorded operations are the same."""
     if isinstance(guard, (sympy.StrictGreaterThan, sympy.GreaterThan, sympy.Ne)):
         return bool(guard.rhs.is_number and guard.rhs <= 2)
-    return guard == sympy.true
+    return bool(guard == sympy.true)
 
 
 def _visit(term: Term, order: list[Term], seen: set[Term]) -> None:

@@ -23,9 +23,7 @@ from compilepass.kernels import native
 __all__ = ["FuseAddRMSNorm"]
 
 
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return native.fused_add_rms_norm(x, residual, weight, eps)
 
 

@@ -37,7 +37,8 @@ class FuseInt8Linear(FusionPass):
     kernels = ("compilepass::int8_linear",)
 
     def rules(self, ctx: PassContext) -> Sequence[Rule]:
-        dtypes = (torch.float32, torch.bfloat16, torch.float16)
+        # the float32 form is a part of the others, which end with a cast
+        dtypes = (torch.bfloat16, torch.float16, torch.float32)
         return [rule for dtype in dtypes for rule in (_with_bias(dtype), _without_bias(dtype))]
 
 

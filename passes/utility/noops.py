@@ -42,7 +42,7 @@ class EliminateNoops(Pass):
                 graph.erase_node(node)
                 changes += 1
             elif _is_reshape_of_reshape(node, source):
-                node.replace_input_with(source, source.args[0])  # type: ignore[arg-type]
+                node.replace_input_with(source, source.args[0])
                 if not source.users:
                     graph.erase_node(source)
                 changes += 1

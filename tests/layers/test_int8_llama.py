@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import fx
 
+import compilepass as cp
 from compilepass.config import CompilationConfig, use_config
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "int8_llama.py"
@@ -75,3 +76,16 @@ def test_a_later_token_changes_no_earlier_one(block: Callable[..., Any]) -> None
     changed = x.clone()
     changed[-1] += 1
     torch.testing.assert_close(model(changed)[:-1], model(x)[:-1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("policy", ["none", "none,+rms_norm", "all"])
+@torch.no_grad()
+def test_its_norms_and_gates_fuse_with_their_quantisation(
+    block: Callable[..., Any], policy: str
+) -> None:
+    fused = {"fuse_norm_quant": 4, "fuse_act_quant": 2}
+    config = CompilationConfig(custom_ops=policy, backend="fx", expect=fused)
+    with use_config(config):
+        model, inputs = block(**SMALL)
+    compiled = cp.compile(model, config)
+    torch.testing.assert_close(compiled(*inputs), model(*inputs), rtol=0, atol=ATOL[torch.float32])
