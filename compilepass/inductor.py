@@ -33,6 +33,7 @@ __all__ = [
     "adapt_pass",
     "check_options",
     "compile_graph",
+    "defunctionalize",
     "engine",
     "frame_id",
     "graph_key",
@@ -167,6 +168,26 @@ def _as_list(passes: Any) -> list[Any]:
 def _call_user_pass(user: Any, graph: Graph, is_inference: bool) -> None:
     aware = any(c.__name__ == "CustomInferenceAwareGraphPass" for c in type(user).__mro__)
     user(graph, is_inference) if aware else user(graph)
+
+
+def defunctionalize(graph: Graph) -> int:
+    """Turn functionalised calls of mutating ops into plain ones; returns how many there were.
+
+    Which arguments are mutated follows from the op's schema. A tensor is copied first only if its
+    old value is used later or belongs to the caller. Inductor does this itself behind our passes.
+    """
+    from torch._inductor.fx_passes.post_grad import decompose_auto_functionalized
+    from torch._inductor.fx_passes.reinplace import reinplace_inplaceable_ops
+    from torch._inductor.fx_utils import FakeTensorUpdater
+
+    wrappers = torch.ops.higher_order
+    wrapped = (wrappers.auto_functionalized, wrappers.auto_functionalized_v2)
+    count = sum(n.target in wrapped for n in graph.nodes)
+    if count:
+        owner: Any = graph.owning_module
+        reinplace_inplaceable_ops(FakeTensorUpdater(owner), graph)
+        decompose_auto_functionalized(graph)  # type: ignore[no-untyped-call]
+    return count
 
 
 # -- passes written for Inductor -----------------------------------------------------------------

@@ -11,6 +11,7 @@ from .fusion.int8_linear import FuseInt8Linear
 from .fusion.norm_quant import FuseNormQuant
 from .utility.clean_up import CleanUp
 from .utility.common_subexpressions import EliminateCommonSubexpressions
+from .utility.defunctionalize import Defunctionalize
 from .utility.noops import EliminateNoops
 
 __all__ = ["shipped_passes"]
@@ -20,6 +21,7 @@ def shipped_passes() -> list[type[Pass]]:
     """The passes of this package, in no particular order."""
     return [
         CleanUp,
+        Defunctionalize,
         EliminateCommonSubexpressions,
         EliminateNoops,
         FuseActQuant,

@@ -14,11 +14,12 @@ import hashlib
 import inspect
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from ..rewrite import Rule
 
-__all__ = ["fingerprint"]
+__all__ = ["engine_fingerprint", "fingerprint"]
 
 
 def fingerprint(*things: Any) -> str:
@@ -29,6 +30,17 @@ def fingerprint(*things: Any) -> str:
         for part in _parts(thing, seen):
             digest.update(part.encode())
             digest.update(b"\0")
+    return digest.hexdigest()
+
+
+@functools.cache
+def engine_fingerprint() -> str:
+    """A digest of the code that applies passes, which also decides what they do."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for folder in ("rewrite", "passmanager"):
+        for path in sorted((package / folder).glob("*.py")):
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

@@ -19,7 +19,7 @@ from ..kernels import ensure_loaded, find
 from ..reporting.records import GraphRecord, MatchRecord, PassRecord, RuleRecord
 from ..rewrite import Engine, Rule, Session
 from .base import FusionPass, Pass, PassContext
-from .fingerprint import fingerprint
+from .fingerprint import engine_fingerprint, fingerprint
 from .plan import Plan
 
 __all__ = ["Instrument", "PassManager"]
@@ -60,7 +60,7 @@ class PassManager:
     def uuid(self, *extra: str) -> str:
         """The identity of what this manager does to a graph, ``extra`` included."""
         if extra not in self._uuid:
-            parts: list[Any] = [torch.__version__, extra]
+            parts: list[Any] = [torch.__version__, engine_fingerprint(), extra]
             for pass_ in self.plan.running:
                 parts += [pass_.name, pass_]
                 parts += [(k, getattr(find(k), "version", 0)) for k in pass_.kernels]

@@ -276,7 +276,8 @@ class Canonical:
                 self._through[node] = source
             return
         base = self._terms.get(source)
-        if base is None:
+        if base is None:  # of a higher-order operator, say
+            self._leaf(node)
             return
         self._owner = node
         raw = Term(

@@ -111,8 +111,8 @@ def find_site(
     if isinstance(place, Reject):
         return place
     before, must_sort = place
-    first = min(covered)
-    writer = mutations.between(first, before, (*inputs.values(), *covered))
+    first, last = min(min(covered), before), max(max(covered), before)
+    writer = mutations.between(first, last, (*inputs.values(), *covered))
     if writer is not None:
         return Reject(
             "mutation",
@@ -215,11 +215,12 @@ def _place(
     """The node before which the replacement goes, and whether the graph must be sorted after."""
     needs = list(inputs.values())
     given = [o for o in outputs if o is not None]
-    users = [u for o in given for u in o.users if u not in covered]
-    before = min(users) if users else max(given).next
-    late = [n for n in needs if not n < before]
-    if not late:
-        return before, False
+    if all(n < min(given) for n in needs):
+        return min(given), False
+    latest = max(needs)
+    if not any(u < latest for o in given for u in o.users if u not in covered):
+        return latest.next, False
+    late = [n for n in needs if not n < min(given)]
     blocker = _depends_on(late, set(given), min(given))
     if blocker is not None:
         return Reject(
@@ -229,7 +230,7 @@ def _place(
             expected="inputs that do not need an output",
             found=f"{blocker.name} needs {', '.join(g.name for g in given)}",
         )
-    return max(late).next, True
+    return latest.next, True
 
 
 def _depends_on(nodes: list[Node], targets: set[Node], floor: Node) -> Node | None:
