@@ -41,8 +41,8 @@ def run_in_float64(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
         raise CompilePassError(
             f"{type(model).__name__} cannot be run in float64, to measure errors against",
             why=f"{type(error).__name__}: {error}",
-            hint="Define a kernel that takes no float64 with compilepass.kernels.define, or call it "
-            "in a platform's forward of a CustomOp, beside a forward_native.",
+            hint="A kernel that takes no float64 needs a native form: kernels.define(…, native=…), "
+            "or forward_native of the CustomOp that calls it.",
         ) from error
 
 
