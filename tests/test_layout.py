@@ -33,7 +33,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     ("timing", "models", "oracle"),
     ("comparison",),
-    ("testing",),
+    ("testing", "trial"),
     ("pytest_plugin", "cli"),
     ("__main__",),
 )
