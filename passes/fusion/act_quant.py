@@ -39,4 +39,4 @@ class FuseActQuant(FusionPass):
     kernels = ("compilepass::silu_and_mul_dynamic_int8_quant",)
 
     def rules(self, ctx: PassContext) -> Sequence[Rule]:
-        return [Rule(silu_and_mul_quant, fused, {"x": ("T", "2*I")})]
+        return [Rule(silu_and_mul_quant, fused, {"x": ("...", "2*I")})]

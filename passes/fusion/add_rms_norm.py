@@ -39,5 +39,5 @@ class FuseAddRMSNorm(FusionPass):
     kernels = ("compilepass::fused_add_rms_norm",)
 
     def rules(self, ctx: PassContext) -> Sequence[Rule]:
-        inputs = {"x": ("T", "H"), "residual": ("T", "H"), "weight": ("H",)}
+        inputs = {"x": ("...", "H"), "residual": ("...", "H"), "weight": ("H",)}
         return [Rule(add_rms_norm, fused, inputs)]

@@ -58,8 +58,8 @@ class FuseNormQuant(FusionPass):
     )
 
     def rules(self, ctx: PassContext) -> Sequence[Rule]:
-        norm = {"x": ("T", "H"), "weight": ("H",)}
+        norm = {"x": ("...", "H"), "weight": ("H",)}
         return [
-            Rule(add_rms_norm_quant, fused_add_rms_norm_quant, {**norm, "residual": ("T", "H")}),
+            Rule(add_rms_norm_quant, fused_add_rms_norm_quant, {**norm, "residual": ("...", "H")}),
             Rule(rms_norm_quant, fused_rms_norm_quant, norm),
         ]
