@@ -132,6 +132,7 @@ def test_commands_exist(path: Path) -> None:
 def check_own_command(words: list[str], where: str) -> None:
     """The sub-command and its options must be known to the command line's own help."""
     import typer.main
+
     from compilepass import cli
 
     command = typer.main.get_command(cli.app)
@@ -160,7 +161,12 @@ def test_the_checks_find_what_is_wrong() -> None:
     assert program(text).splitlines()[3] == "x = 1"
     with pytest.raises(AssertionError):
         exec(program(text), {})
-    text = "```console\n$ compilepass run \\\n  --x\nout\n```\n```bash\nA=1 scripts/demo  # now\n```\n"
-    assert [words for _, words in commands(text)] == [["compilepass", "run", "--x"], ["scripts/demo"]]
+    text = (
+        "```console\n$ compilepass run \\\n  --x\nout\n```\n```bash\nA=1 scripts/demo  # now\n```\n"
+    )
+    assert [words for _, words in commands(text)] == [
+        ["compilepass", "run", "--x"],
+        ["scripts/demo"],
+    ]
     with pytest.raises(AssertionError, match="has no end"):
         list(blocks("```python\nx = 1\n"))
