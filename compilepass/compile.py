@@ -21,16 +21,25 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
 
-from . import inductor
+from . import inductor, torch_compat
 from .config import CompilationConfig, CompilationMode, get_config
 from .errors import ConfigError, ExpectationError, did_you_mean
 from .ops import check_policy_names, unmatched_overrides
-from .passmanager import PassContext, PassManager, Plan, build_plan, known_passes
+from .passmanager import Instrument, PassContext, PassManager, Plan, build_plan, known_passes
 from .passmanager.dump import Dump
 from .reporting import GraphRecord, OpRecord, Report, note, notes
 from .reporting.store import load_graphs, save_graphs
 
-__all__ = ["Backend", "backend", "compile", "dynamo_backend", "plan", "report"]
+__all__ = [
+    "Backend",
+    "backend",
+    "compile",
+    "compile_with",
+    "dynamo_backend",
+    "plan",
+    "report",
+    "unexpected",
+]
 
 M = TypeVar("M", bound=Callable[..., Any])
 
@@ -53,7 +62,12 @@ class Backend:
 
     __name__ = "compilepass"
 
-    def __init__(self, config: CompilationConfig, model: object = None) -> None:
+    def __init__(
+        self,
+        config: CompilationConfig,
+        model: object = None,
+        instruments: Sequence[Instrument] = (),
+    ) -> None:
         if config.backend not in _OURS:
             raise ConfigError(
                 f"backend={config.backend!r} runs no passes",
@@ -78,7 +92,7 @@ class Backend:
             self.plan,
             inductor.engine(),
             strict=config.strict,
-            instruments=[self._dump] if self._dump is not None else [],
+            instruments=[*instruments, *([self._dump] if self._dump is not None else [])],
         )
         self._slots: dict[object, _Slot] = {}
         self._lock = threading.RLock()
@@ -156,11 +170,11 @@ class Backend:
         found = self.report()
         for name, wanted in self.config.expect.items():
             if found.matches.get(name, 0) != wanted:
-                raise _unexpected(found, name, wanted)
+                raise unexpected(found, name, f"expect says {wanted}")
         if self.config.strict and found.graphs:
             for name in sorted(self.plan.asked):
                 if not found.matches.get(name):
-                    raise _unexpected(found, name, None)
+                    raise unexpected(found, name, "strict=True and it was asked for by name")
 
     def _after_graph(self) -> None:
         found = self.report()
@@ -168,7 +182,7 @@ class Backend:
             self._dump.finish(found)
         for name, wanted in self.config.expect.items():
             if found.matches.get(name, 0) > wanted:
-                raise _unexpected(found, name, wanted)
+                raise unexpected(found, name, f"expect says {wanted}")
 
     def finish_dump(self) -> None:
         """Write the dump's index and report again, after more files have come in."""
@@ -199,17 +213,25 @@ def compile(model: M, config: CompilationConfig | None = None, **options: Any) -
         config = config.model_copy(update=options)
     if config.mode is CompilationMode.NONE:
         return model
-    dynamo: dict[str, Any] = {"dynamic": config.dynamic, "fullgraph": config.fullgraph}
     if config.mode is CompilationMode.STOCK_TORCH_COMPILE:
         inductor.check_options(config.inductor_options)
+        stock: dict[str, Any] = {"backend": config.backend, **_dynamo_options(config)}
         if config.inductor_options:
-            dynamo["options"] = config.inductor_options
-        return cast(M, torch.compile(model, backend=config.backend, **dynamo))
-    made = Backend(config, model)
-    fast = torch.compile(model, backend=made, **dynamo)
+            stock["options"] = config.inductor_options
+        return cast(M, torch.compile(model, **stock))
+    return compile_with(model, Backend(config, model))
+
+
+def compile_with(model: M, made: Backend) -> M:
+    """As :func:`compile`, with a backend that the caller made."""
+    fast = torch.compile(model, backend=made, **_dynamo_options(made.config))
     fast = _with_first_call(fast, made)
     _backends[fast] = made
     return fast  # type: ignore[no-any-return]
+
+
+def _dynamo_options(config: CompilationConfig) -> dict[str, Any]:
+    return {"dynamic": config.dynamic, "fullgraph": config.fullgraph, **torch_compat.isolated()}
 
 
 def _with_first_call(fast: Any, made: Backend) -> Any:
@@ -302,17 +324,13 @@ def _report_unmatched_overrides() -> None:
         note("ops", f"the out-of-tree override of {name!r} replaces nothing: no such class exists")
 
 
-def _unexpected(found: Report, name: str, wanted: int | None) -> ExpectationError:
+def unexpected(found: Report, name: str, asked: str) -> ExpectationError:
+    """The error that a pass matched not as often as ``asked``, with the near misses."""
     got = found.matches.get(name, 0)
     record = next((p for p in found.passes if p.name == name), None)
     near = [str(n) for n in found.near_misses if n.pass_name == name]
     why = "\n".join(near) or (
         f"it {record.status}: {record.reason}" if record and record.reason else ""
-    )
-    asked = (
-        f"expect says {wanted}"
-        if wanted is not None
-        else "strict=True and it was asked for by name"
     )
     return ExpectationError(
         f"Pass {name!r} matched {got} time{'s' * (got != 1)}, and {asked}.",

@@ -7,6 +7,7 @@ of which a copy is kept.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -54,7 +55,6 @@ class PassManager:
         self._engine = engine
         self._strict = strict
         self._instruments = tuple(instruments)
-        self._rules: dict[tuple[Pass, PassContext], tuple[Rule, ...]] = {}
         self._uuid: dict[tuple[str, str], str] = {}
 
     def uuid(self, *extra: str) -> str:
@@ -121,7 +121,7 @@ class PassManager:
         return record.with_time(ms)
 
     def _apply_rules(self, pass_: FusionPass, ctx: PassContext, session: _SessionOf) -> PassRecord:
-        rules = self._rules_of(pass_, ctx)
+        rules = _rules(pass_, ctx)
         allowed = [r for r in rules if ctx.is_inference or r.training]
         if rules and not allowed:
             return PassRecord(pass_.name, "skipped", "the graph has a backward pass")
@@ -139,12 +139,6 @@ class PassManager:
         changes = sum(r.count for r in results)
         return PassRecord(pass_.name, "ran", changes=changes, rules=found)
 
-    def _rules_of(self, pass_: FusionPass, ctx: PassContext) -> tuple[Rule, ...]:
-        key = (pass_, ctx)
-        if key not in self._rules:
-            self._rules[key] = tuple(pass_.rules(ctx))
-        return self._rules[key]
-
     def _failed(self, pass_: Pass, graph: Graph, error: Exception) -> PassRecord:
         places = [i.failed(pass_, graph, error) for i in self._instruments]
         if self._strict:
@@ -159,6 +153,12 @@ class PassManager:
         if written:
             reason += f" (reproducer: {', '.join(written)})"
         return PassRecord(pass_.name, "failed", reason)
+
+
+@functools.lru_cache(maxsize=512)
+def _rules(pass_: FusionPass, ctx: PassContext) -> tuple[Rule, ...]:
+    """The rules of a pass, the same objects for every manager: the engine traces each once."""
+    return tuple(pass_.rules(ctx))
 
 
 class _SessionOf:
