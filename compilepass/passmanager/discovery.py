@@ -78,13 +78,13 @@ def _flatten(item: Any, adapt: Callable[[Any], Pass | None], origin: str) -> Ite
             )
 
 
-def _of_rules(rules: tuple[Rule, ...]) -> Pass:
+def _of_rules(given: tuple[Rule, ...]) -> Pass:
     """A pass named after its first rule."""
 
     class Rules(FusionPass):
-        name = rules[0].name
+        name = given[0].name
 
         def rules(self, ctx: PassContext) -> tuple[Rule, ...]:
-            return rules
+            return given
 
     return Rules()
