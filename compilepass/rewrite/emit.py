@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_map
 from ..errors import PatternError
 from ..kernels import find
 from .canonical import Canonical
-from .record import Call, Recording, record
+from .contract import breaks_contract, is_row_major, layout
+from .record import Call, MutationError, Recording, record
 from .reject import Reject
-from .rule import Rule
 from .site import Site
 from .term import same, size_of
 from .trace import size_symbol
@@ -64,10 +64,9 @@ class Emitter:
         made: list[Node] = []
         try:
             new_outputs = self._insert(site, template, made)
-        except _CannotBuild as error:
-            for node in reversed(made):
-                self._graph.erase_node(node)
-            return Reject("error", str(error), site.anchor)
+        except Exception as error:
+            reject = _as_reject(error, f"the replacement of {site.match.rule} cannot be put in")
+            return self._undo(made, reject.at(site.anchor))
         old = [self._canonical.term(o) if o is not None else None for o in site.outputs]
         self._redirect(site, new_outputs)
         if site.must_sort:
@@ -79,13 +78,19 @@ class Emitter:
                 self._canonical.replace(term, node, made)
         return made
 
+    def _undo(self, made: list[Node], reject: Reject) -> Reject:
+        """Take back what was put in, and pass the refusal on."""
+        for node in reversed(made):
+            self._graph.erase_node(node)
+        return reject
+
     # -- recording -----------------------------------------------------------------------------
 
     def _template(self, site: Site) -> _Template:
         vals = [node.meta["val"] for node in site.match.inputs.values()]
         outs = [o.meta["val"] if o is not None else None for o in site.outputs]
         numbers = tuple(site.match.numbers.items())
-        key = (site.pattern, numbers, *map(_layout, vals), *map(_layout, outs))
+        key = (site.pattern, numbers, *map(layout, vals), *map(layout, outs))
         if key not in self._templates:
             self._templates[key] = self._record(site, vals, outs)
         return self._templates[key]
@@ -97,6 +102,8 @@ class Emitter:
 
         def run(**given: Any) -> tuple[torch.Tensor, ...]:
             tensors = {name: _viewed(given[name], shape) for name, shape in shapes.items()}
+            if rule.layout == "contiguous":
+                tensors = {name: _row_major(tensor) for name, tensor in tensors.items()}
             rest = {name: v for name, v in given.items() if name not in rule.inputs}
             out = rule.replacement(**tensors, **rest)
             got = (out,) if isinstance(out, torch.Tensor) else tuple(out)
@@ -106,7 +113,7 @@ class Emitter:
                     f"the replacement {len(got)}."
                 )
             return tuple(
-                g if o is None else _viewed(g, tuple(o.shape))
+                g if o is None else _laid_out(_viewed(g, tuple(o.shape)), o)
                 for g, o in zip(got, outs, strict=True)
             )
 
@@ -119,16 +126,13 @@ class Emitter:
                 decompositions={},
                 what=f"The replacement of rule {rule}",
             )
-        except PatternError as error:
-            code = "mutation" if "in place" in error.what else "error"
-            return _Template(Recording([], [], []), (), Reject(code, str(error)))
-        except Exception as error:  # the replacement is the rule author's code
-            message = f"the replacement of {rule} raised {type(error).__name__}: {error}"
-            return _Template(Recording([], [], []), (), Reject("error", message))
+            refusal = self._kernels_decline(recording, match.device) or breaks_contract(
+                rule, recording, outs
+            )
+        except Exception as error:  # replacement and predicates are their authors' code
+            refusal = _as_reject(error, f"the replacement of {rule} raised")
+            recording = Recording([], [], [])
         kernels = tuple(c.target for c in recording.calls if find(c.target) is not None)
-        refusal = self._kernels_decline(recording, match.device) or _breaks_contract(
-            rule, recording, outs
-        )
         return _Template(recording, kernels, refusal.at(site.anchor) if refusal else None)
 
     @staticmethod
@@ -233,6 +237,13 @@ class _CannotBuild(Exception):
     pass
 
 
+def _as_reject(error: Exception, what: str) -> Reject:
+    if isinstance(error, PatternError):
+        code = "mutation" if isinstance(error, MutationError) else "error"
+        return Reject(code, error.what, hint=error.hint)
+    return Reject("error", f"{what}: {type(error).__name__}: {error}")
+
+
 def _is_done(site: Site, template: _Template) -> bool:
     """Whether the match is one kernel call that the replacement would only write again."""
     calls = [n for n in site.covered if n.op == "call_function"]
@@ -276,50 +287,16 @@ def _viewed(tensor: torch.Tensor, shape: tuple[Any, ...]) -> torch.Tensor:
     return tensor.reshape(shape)
 
 
-def _layout(val: Any) -> Any:
-    if val is None:
-        return None
-    return (
-        tuple(size_of(s) for s in val.shape),
-        tuple(size_of(s) for s in val.stride()),
-        val.dtype,
-        val.device,
-    )
+def _row_major(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, or a copy of it where its strides are not those of a contiguous one."""
+    if is_row_major(tensor):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _breaks_contract(rule: Rule, recording: Recording, outs: list[Any]) -> Reject | None:
-    for i, (call, out) in enumerate(zip(recording.outputs, outs, strict=True)):
-        if out is None:
-            continue
-        got = call.meta["val"]
-        if got.dtype != out.dtype or got.device != out.device:
-            return Reject(
-                "contract",
-                f"output {i} of {rule} would be {got.dtype} on {got.device}.",
-                expected=f"{out.dtype} on {out.device}",
-                found=f"{got.dtype} on {got.device}",
-                hint="Cast in the replacement, or list the dtypes the rule is for.",
-            )
-        (shape, strides, *_), (want_shape, want_strides, *_) = _layout(got), _layout(out)
-        if not all(map(same, shape, want_shape)):
-            return Reject(
-                "contract",
-                f"output {i} of {rule} would have shape {shape}.",
-                expected=str(want_shape),
-                found=str(shape),
-            )
-        moved = [
-            d for d, size in enumerate(shape) if size != 1 and not same(strides[d], want_strides[d])
-        ]
-        if moved:
-            return Reject(
-                "layout",
-                f"output {i} of {rule} would have strides {strides}.",
-                expected=str(want_strides),
-                found=str(strides),
-                hint="An input is not contiguous; make it so in the model, or in the replacement.",
-            )
-    return None
+def _laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """``tensor`` with the strides of ``like``, where a contiguous copy has them."""
+    return _row_major(tensor) if is_row_major(like) else tensor
 
 
 def _own_value(call: Call, node: Node, mode: FakeTensorMode, heirs: dict[Call, Any]) -> Any:
