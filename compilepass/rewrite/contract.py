@@ -1,4 +1,4 @@
-"""What a replacement must keep of the values it replaces: shape, dtype, device, strides, identity."""
+"""What a replacement keeps of the values it replaces: shape, dtype, device, strides, identity."""
 
 from __future__ import annotations
 
