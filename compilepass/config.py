@@ -341,7 +341,7 @@ class CompilationConfig(BaseModel):
                 for entry in self.extra_passes
             ],
         }
-        text = json.dumps(behaviour, sort_keys=True, default=repr)
+        text = json.dumps(behaviour, sort_keys=True, default=_identity)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -354,6 +354,12 @@ def _pass_names(what: str, names: Sequence[str]) -> tuple[str, ...]:
             hint=f'Example: {what}=["fuse_norm_quant"].',
         )
     return tuple(names)
+
+
+def _identity(obj: Any) -> str:
+    """What an Inductor option that is no plain data says of itself, never its address."""
+    uuid = getattr(obj, "uuid", None)
+    return repr(uuid()) if callable(uuid) else _qualified_name(obj)
 
 
 def _qualified_name(obj: Any) -> str:

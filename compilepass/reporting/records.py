@@ -80,6 +80,7 @@ class GraphRecord:
     nodes_before: int
     nodes_after: int
     passes: tuple[PassRecord, ...] = ()
+    is_backward: bool = False
 
 
 @dataclass(frozen=True)

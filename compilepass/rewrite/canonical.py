@@ -387,7 +387,7 @@ class Canonical:
         _, term, seen, source = operands[0]
         if term is None or seen is None or source is None:
             return False
-        if name in _VIEWS or (
+        if (name in _VIEWS and out.dtype == term.dtype) or (
             name in ("expand", "permute", "slice", "transpose", "t")
             and (_keeps_order(name, seen, _shape(out), dict(params)))
         ):
