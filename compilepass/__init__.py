@@ -62,6 +62,7 @@ _HOMES = (
     "compile",
     "config",
     "errors",
+    "layers",  # a policy may name the ops that ship, whoever uses them
     "ops",
     "passmanager",
     "platforms",

@@ -37,19 +37,9 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
-        except Exception as error:
-            ours = _ours(error)
-            if ours is None:
-                raise
-            _PROGRESS.print(f"[red]error[/red] {escape(str(ours))}", soft_wrap=True)
-            raise typer.Exit(1 if isinstance(ours, ExpectationError) else 2) from None
-
-
-def _ours(error: BaseException | None) -> CompilePassError | None:
-    """The error itself, or the one that Dynamo wrapped."""
-    while error is not None and not isinstance(error, CompilePassError):
-        error = error.__cause__
-    return error
+        except CompilePassError as error:
+            _PROGRESS.print(f"[red]error[/red] {escape(str(error))}", soft_wrap=True)
+            raise typer.Exit(1 if isinstance(error, ExpectationError) else 2) from None
 
 
 app = typer.Typer(
@@ -156,7 +146,6 @@ def ops(
 ) -> None:
     """Say of every op which implementation runs, and why each other one does not."""
     active = _config(config, {"custom_ops": custom_ops})
-    from . import layers as layers  # registers the ops that ship
     from .config import use_config
     from .ops import CustomOp, check_policy_names, describe, op_registry
 
@@ -203,7 +192,7 @@ def main() -> None:
 
 def _config(path: Path | None, options: dict[str, Any]) -> CompilationConfig:
     """The file's configuration, changed by the environment, changed by the options given."""
-    from .config import CompilationConfig
+    from . import CompilationConfig
 
     base = CompilationConfig.load(path) if path is not None else None
     given = {name: value for name, value in options.items() if value is not None}

@@ -124,6 +124,7 @@ class Backend:
     def __reduce__(self) -> tuple[Any, ...]:
         return Backend, (self.config,)
 
+    @inductor.past_dynamo()
     def __call__(self, gm: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         if kwargs:
             raise ConfigError(

@@ -19,6 +19,7 @@ from rich.table import Table
 from .comparison import Comparison, compare
 from .config import CompilationConfig, use_config
 from .models import Target, build
+from .ops import check_policy_names
 from .reporting.text import render
 from .timing import interleaved_minima
 
@@ -71,6 +72,7 @@ def run_trial(
     """
     on_stage(f"building {target.where}")
     with use_config(config):
+        check_policy_names(config)
         model, inputs = build(target)
         found = compare(model, inputs, config, on_stage=on_stage)
         on_stage("timing")
