@@ -220,13 +220,14 @@ class Emitter:
         self._erase_dead(covered.union(filter(None, site.outputs)))
 
     def _erase_dead(self, replaced: set[Node]) -> None:
-        """Erase the nodes of the match, and views that it alone used."""
-        todo = list(replaced)
+        """Erase the nodes of the match, their unused parts, and views that it alone used."""
+        parts = {u for n in replaced for u in n.users if u.target is operator.getitem}
+        todo = [*replaced, *parts]
         while todo:
             node = todo.pop()
             if node._erased or node.users:
                 continue
-            if node not in replaced and not self._canonical.is_transparent(node):
+            if not (node in replaced or node in parts or self._canonical.is_transparent(node)):
                 continue
             todo += node.all_input_nodes
             self._canonical.discard(node)
@@ -312,7 +313,11 @@ def _own_value(call: Call, node: Node, mode: FakeTensorMode, heirs: dict[Call, A
             return call.target(*args, **kwargs)
     if call in heirs:
         return heirs[call]
-    parts = {c.args[1]: v for c, v in heirs.items() if c.args[:1] == (call,)}
+    parts = {
+        c.args[1]: v
+        for c, v in heirs.items()
+        if c.target is operator.getitem and c.args[0] is call
+    }
     val = call.meta["val"]
     if not isinstance(val, (tuple, list)):
         return _fresh(val, mode)
