@@ -64,7 +64,8 @@ class PassManager:
         try:
             if self._code is None:
                 running = [(pass_.name, pass_) for pass_ in self.plan.running]
-                self._code = fingerprint(torch.__version__, type(self._engine), running)
+                engine: Any = type(self._engine)
+                self._code = fingerprint(torch.__version__, _of_code(engine), running)
         except Unidentified:
             return None
         kernels = [_identity(k, device_type) for p in self.plan.running for k in p.kernels]
@@ -212,6 +213,11 @@ class _Snapshot:
             args, kwargs = torch.fx.map_arg((args, kwargs), lambda n: new[n])
             new[old] = graph.create_node(op, target, args, kwargs, name, kind)
             new[old].meta = meta
+
+
+@functools.cache
+def _of_code(cls: type) -> str:
+    return fingerprint(cls)
 
 
 def _identity(kernel: str, device_type: str) -> Any:
