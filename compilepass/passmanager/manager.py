@@ -54,7 +54,6 @@ class PassManager:
         self._engine = engine
         self._strict = strict
         self._instruments = tuple(instruments)
-        self._rules: dict[tuple[str, PassContext], tuple[Rule, ...]] = {}
         self._code: str | None = None
 
     def uuid(self, device_type: str, *extra: Any) -> str | None:
@@ -125,7 +124,7 @@ class PassManager:
         return record.with_time(ms)
 
     def _apply_rules(self, pass_: FusionPass, ctx: PassContext, session: _SessionOf) -> PassRecord:
-        rules = self._rules_of(pass_, ctx)
+        rules = _rules_of(pass_, ctx)
         allowed = [r for r in rules if ctx.is_inference or r.training]
         if rules and not allowed:
             return PassRecord(pass_.name, "skipped", "the graph has a backward pass")
@@ -142,12 +141,6 @@ class PassManager:
         )
         changes = sum(r.count for r in results)
         return PassRecord(pass_.name, "ran", changes=changes, rules=found)
-
-    def _rules_of(self, pass_: FusionPass, ctx: PassContext) -> tuple[Rule, ...]:
-        key = (pass_.name, ctx)
-        if key not in self._rules:
-            self._rules[key] = tuple(pass_.rules(ctx))
-        return self._rules[key]
 
     def _failed(self, pass_: Pass, graph: Graph, error: Exception) -> PassRecord:
         places = [i.failed(pass_, graph, error) for i in self._instruments]
@@ -179,6 +172,12 @@ class _SessionOf:
 
     def forget(self) -> None:
         self._session = None
+
+
+@functools.lru_cache(maxsize=256)
+def _rules_of(pass_: FusionPass, ctx: PassContext) -> tuple[Rule, ...]:
+    """The pass's rules, the same objects each time, since the engine keeps their traced patterns."""
+    return tuple(pass_.rules(ctx))
 
 
 def _run(pass_: Pass, graph: Graph, ctx: PassContext) -> int:
