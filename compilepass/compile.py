@@ -24,17 +24,26 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
 
-from . import inductor
+from . import inductor, torch_compat
 from .config import CompilationConfig, CompilationMode, get_config
 from .depyf_dump import watching
 from .errors import ConfigError, ExpectationError, did_you_mean
 from .ops import check_policy_names, unmatched_overrides
-from .passmanager import PassContext, PassManager, Plan, build_plan, known_passes
+from .passmanager import Instrument, PassContext, PassManager, Plan, build_plan, known_passes
 from .passmanager.dump import Dump
 from .reporting import GraphRecord, OpRecord, Report, note, notes
 from .reporting.store import load_graphs, save_graphs
 
-__all__ = ["Backend", "backend", "compile", "dynamo_backend", "plan", "report"]
+__all__ = [
+    "Backend",
+    "backend",
+    "compile",
+    "compile_with",
+    "dynamo_backend",
+    "plan",
+    "report",
+    "unexpected",
+]
 
 M = TypeVar("M", bound=Callable[..., Any])
 
@@ -74,7 +83,12 @@ class Backend:
 
     __name__ = "compilepass"
 
-    def __init__(self, config: CompilationConfig, model: object = None) -> None:
+    def __init__(
+        self,
+        config: CompilationConfig,
+        model: object = None,
+        instruments: Sequence[Instrument] = (),
+    ) -> None:
         if config.backend not in _OURS:
             raise ConfigError(
                 f"backend={config.backend!r} runs no passes",
@@ -99,7 +113,7 @@ class Backend:
             self.plan,
             inductor.engine(),
             strict=config.strict,
-            instruments=[self._dump] if self._dump is not None else [],
+            instruments=[*instruments, *([self._dump] if self._dump is not None else [])],
         )
         self._slots: dict[object, list[_Slot]] = {}  # by what is compiled: see inductor.Frame
         self._lock = threading.RLock()
@@ -110,6 +124,7 @@ class Backend:
     def __reduce__(self) -> tuple[Any, ...]:
         return Backend, (self.config,)
 
+    @inductor.past_dynamo()
     def __call__(self, gm: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         if kwargs:
             raise ConfigError(
@@ -213,18 +228,18 @@ class Backend:
         found = self.report()
         for name, wanted in self.config.expect.items():
             if found.matches.get(name, 0) != wanted:
-                raise _unexpected(found, name, wanted)
+                raise unexpected(found, name, f"expect says {wanted}")
         if self.config.strict and found.graphs:
             for name in sorted(self.plan.asked):
                 if not found.matches.get(name):
-                    raise _unexpected(found, name, None)
+                    raise unexpected(found, name, "strict=True and it was asked for by name")
 
     def _check_not_too_many(self) -> None:
         if self.config.expect:
             found = self.report()
             for name, wanted in self.config.expect.items():
                 if found.matches.get(name, 0) > wanted:
-                    raise _unexpected(found, name, wanted)
+                    raise unexpected(found, name, f"expect says {wanted}")
 
     def finish_dump(self) -> None:
         """Write the dump's report and index, again when more files have come in."""
@@ -255,15 +270,22 @@ def compile(model: M, config: CompilationConfig | None = None, **options: Any) -
         config = config.model_copy(update=options)
     if config.mode is CompilationMode.NONE:
         return model
-    dynamo: dict[str, Any] = {"dynamic": config.dynamic, "fullgraph": config.fullgraph}
     if config.mode is CompilationMode.STOCK_TORCH_COMPILE:
-        return cast(M, torch.compile(model, **_stock(config), **dynamo))
-    made = Backend(config, model)
-    fast = torch.compile(model, backend=made, **dynamo)
+        return cast(M, torch.compile(model, **_stock(config), **_dynamo_options(config)))
+    return compile_with(model, Backend(config, model))
+
+
+def compile_with(model: M, made: Backend) -> M:
+    """As :func:`compile`, with a backend that the caller made."""
+    fast = torch.compile(model, backend=made, **_dynamo_options(made.config))
     fast = _with_first_call(fast, made)
     if not isinstance(fast, nn.Module):
         _of_functions[fast] = made
     return fast  # type: ignore[no-any-return]
+
+
+def _dynamo_options(config: CompilationConfig) -> dict[str, Any]:
+    return {"dynamic": config.dynamic, "fullgraph": config.fullgraph, **torch_compat.isolated()}
 
 
 def _stock(config: CompilationConfig) -> dict[str, Any]:
@@ -412,17 +434,13 @@ def _report_unmatched_overrides() -> None:
         note("ops", f"the out-of-tree override of {name!r} replaces nothing: no such class exists")
 
 
-def _unexpected(found: Report, name: str, wanted: int | None) -> ExpectationError:
+def unexpected(found: Report, name: str, asked: str) -> ExpectationError:
+    """The error that a pass matched not as often as ``asked``, with the near misses."""
     got = found.matches.get(name, 0)
     record = next((p for p in found.passes if p.name == name), None)
     near = [str(n) for n in found.near_misses if n.pass_name == name]
     why = "\n".join(near) or (
         f"it {record.status}: {record.reason}" if record and record.reason else ""
-    )
-    asked = (
-        f"expect says {wanted}"
-        if wanted is not None
-        else "strict=True and it was asked for by name"
     )
     return ExpectationError(
         f"Pass {name!r} matched {got} time{'s' * (got != 1)}, and {asked}.",

@@ -53,6 +53,7 @@ __all__ = [
     "plugin_allowlist",
     "set_default_config",
     "use_config",
+    "work_offline",
 ]
 
 _PREFIX = "COMPILEPASS_"
@@ -481,6 +482,11 @@ def plugin_allowlist() -> tuple[str, ...] | None:
 def cxx() -> str | None:
     """The C++ compiler to use: COMPILEPASS_CXX, else CXX, else ``None``."""
     return os.environ.get(_PREFIX + "CXX") or os.environ.get("CXX") or None
+
+
+def work_offline() -> None:
+    """Have Hugging Face libraries that are imported later make no connection."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def cpp_disabled() -> bool:

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import torch
 from torch.fx import Graph, GraphModule
 
-from .errors import ConfigError, did_you_mean
+from .errors import CompilePassError, ConfigError, did_you_mean
 from .passmanager import Pass, PassContext, changed_by
 from .rewrite import Engine
 
@@ -38,10 +38,12 @@ __all__ = [
     "check_options",
     "compile_graph",
     "current_frame",
+    "defunctionalize",
     "engine",
     "graph_key",
     "mode_options",
     "on_compile",
+    "past_dynamo",
     "specialize_floats",
 ]
 
@@ -199,6 +201,26 @@ def _call_user_pass(user: Any, graph: Graph, is_inference: bool) -> None:
     user(graph, is_inference) if aware else user(graph)
 
 
+def defunctionalize(graph: Graph) -> int:
+    """Turn functionalised calls of mutating ops into plain ones; returns how many there were.
+
+    Which arguments are mutated follows from the op's schema. A tensor is copied first only if its
+    old value is used later or belongs to the caller. Inductor does this itself behind our passes.
+    """
+    from torch._inductor.fx_passes.post_grad import decompose_auto_functionalized
+    from torch._inductor.fx_passes.reinplace import reinplace_inplaceable_ops
+    from torch._inductor.fx_utils import FakeTensorUpdater
+
+    wrappers = torch.ops.higher_order
+    wrapped = (wrappers.auto_functionalized, wrappers.auto_functionalized_v2)
+    count = sum(n.target in wrapped for n in graph.nodes)
+    if count:
+        owner: Any = graph.owning_module
+        reinplace_inplaceable_ops(FakeTensorUpdater(owner), graph)
+        decompose_auto_functionalized(graph)  # type: ignore[no-untyped-call]
+    return count
+
+
 # -- passes written for Inductor -----------------------------------------------------------------
 
 
@@ -230,6 +252,35 @@ def _foreign(source: Any, apply: Callable[[Any], Any]) -> Pass:
 
 
 # -- Dynamo --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def past_dynamo() -> Iterator[None]:
+    """Let errors of ours reach the caller of a compiled model as what they are.
+
+    Inductor and Dynamo raise what a backend raises as the inner exception of one of their own,
+    which is no ``ExpectationError`` to a test. They pass on any ``ShortenTraceback``.
+    """
+    try:
+        yield
+    except Exception as error:
+        found: BaseException | None = error
+        while found is not None and not isinstance(found, CompilePassError):
+            found = getattr(found, "inner_exception", None) or found.__cause__
+        if found is None:
+            raise
+        raise _as_dynamo_error(found) from found.__cause__
+
+
+def _as_dynamo_error(error: CompilePassError) -> CompilePassError:
+    from torch._dynamo.exc import ShortenTraceback
+
+    kind = type(error)
+    names = {"first_useful_frame": None, "__module__": kind.__module__}
+    passed_on: type[CompilePassError] = type(kind.__name__, (kind, ShortenTraceback), names)
+    made = passed_on.__new__(passed_on, error.what)  # ShortenTraceback's __init__ wants a frame
+    made.what, made.why, made.hint = error.what, error.why, error.hint
+    return made
 
 
 def specialize_floats(gm: GraphModule) -> None:

@@ -64,7 +64,8 @@ class PassManager:
         try:
             if self._code is None:
                 running = [(pass_.name, pass_) for pass_ in self.plan.running]
-                self._code = fingerprint(torch.__version__, _of_code(type(self._engine)), running)
+                engine: Any = type(self._engine)
+                self._code = fingerprint(torch.__version__, _of_code(engine), running)
         except Unidentified:
             return None
         kernels = [_identity(k, device_type) for p in self.plan.running for k in p.kernels]
@@ -124,7 +125,7 @@ class PassManager:
         return record.with_time(ms)
 
     def _apply_rules(self, pass_: FusionPass, ctx: PassContext, session: _SessionOf) -> PassRecord:
-        rules = _rules_of(pass_, ctx)
+        rules = _rules(pass_, ctx)
         allowed = [r for r in rules if ctx.is_inference or r.training]
         if rules and not allowed:
             return PassRecord(pass_.name, "skipped", "the graph has a backward pass")
@@ -158,6 +159,12 @@ class PassManager:
         return PassRecord(pass_.name, "failed", reason)
 
 
+@functools.lru_cache(maxsize=512)
+def _rules(pass_: FusionPass, ctx: PassContext) -> tuple[Rule, ...]:
+    """The rules of a pass, the same objects for every manager: the engine traces each once."""
+    return tuple(pass_.rules(ctx))
+
+
 class _SessionOf:
     """The engine's session on one graph, made anew after a pass that is no set of rules."""
 
@@ -172,12 +179,6 @@ class _SessionOf:
 
     def forget(self) -> None:
         self._session = None
-
-
-@functools.lru_cache(maxsize=256)
-def _rules_of(pass_: FusionPass, ctx: PassContext) -> tuple[Rule, ...]:
-    """The pass's rules, the same objects each time, since the engine keeps their traced patterns."""
-    return tuple(pass_.rules(ctx))
 
 
 def _run(pass_: Pass, graph: Graph, ctx: PassContext) -> int:

@@ -276,7 +276,8 @@ class Canonical:
                 self._through[node] = source
             return
         base = self._terms.get(source)
-        if base is None:
+        if base is None:  # of a higher-order operator, say
+            self._leaf(node)
             return
         self._owner = node
         raw = Term(
@@ -386,7 +387,7 @@ class Canonical:
         _, term, seen, source = operands[0]
         if term is None or seen is None or source is None:
             return False
-        if name in _VIEWS or (
+        if (name in _VIEWS and out.dtype == term.dtype) or (
             name in ("expand", "permute", "slice", "transpose", "t")
             and (_keeps_order(name, seen, _shape(out), dict(params)))
         ):

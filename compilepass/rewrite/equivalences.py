@@ -149,6 +149,8 @@ def sum_over_count_is_mean(t: Term, b: Builder) -> Term | None:
     """``sum(x, dim) / n`` is ``mean(x, dim)`` where ``n`` is the size of ``dim``."""
     if len(t.args) != 2 or t.args[0].op != "sum" or not t.args[1].is_const:
         return None
+    if t.param("rounding_mode") is not None:
+        return None
     total = t.args[0]
     shape = total.seen[0]
     if shape is None or not same(product([shape[d] for d in total.param("dim")]), t.args[1].value):

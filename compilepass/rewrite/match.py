@@ -49,11 +49,13 @@ class Bindings:
 class Unifier:
     """One attempt to match a pattern. Use a new one per attempt."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, exact: bool = False) -> None:
         self._terms: dict[Term, Term] = {}
+        self._exact_numbers = exact
         self._order: list[Term] = []
         self._dims: dict[str, Size] = {}
         self._numbers: dict[str, Any] = {}
+        self._furthest = -1
         self.failure: Failure | None = None
 
     def match(self, pattern: Term, found: Term) -> Bindings | None:
@@ -114,8 +116,10 @@ class Unifier:
     def _fail(
         self, code: str, p: Term, t: Term, expected: Any = None, actual: Any = None, what: str = ""
     ) -> bool:
-        matched = len(self._order)
-        if self.failure is None or matched > self.failure.matched:
+        reached = len(self._order)
+        if reached > self._furthest:
+            self._furthest = reached
+            matched = sum(1 for q in self._order if q.op != "input" and q is not p)
             self.failure = Failure(code, p, t, expected, actual, what, matched)
         return False
 
@@ -183,28 +187,39 @@ class Unifier:
         return pattern.is_const and have == ()
 
     def _axes(self, p: Term, t: Term, seen: tuple[Shape | None, ...], kind: str) -> bool:
-        mapped = []
         for want, have in zip(p.seen, seen, strict=True):
             if want is None or have is None:
                 if want is not have:
                     return self._fail("shape", p, t, want, have)
                 continue
+            if kind == "exact":
+                if not self._same_dims(want, have):
+                    return self._fail("shape", p, t, self._known(want), have)
+                continue
             groups = align(want, have, self._dims)
             if groups is None:
                 return self._fail("shape", p, t, self._known(want), have)
-            if kind == "exact" and (len(want) != len(have) or any(len(g) > 1 for g in groups)):
-                return self._fail("shape", p, t, self._known(want), have)
-            mapped.append((want, groups))
-        if kind not in ("reduction", "along") or not mapped:
-            return True
-        want, groups = mapped[0]
-        found_dim = t.param("dim")
-        dims = p.param("dim")
-        dims = dims if isinstance(dims, tuple) else (dims,)
+            if len(want) == len(p.seen[0] or ()) and not self._along(p, t, have, groups, kind):
+                return False
+        return True
+
+    def _same_dims(self, want: Shape, have: Shape) -> bool:
+        """Whether each dimension is the one at its place, for operations that know them apart.
+
+        Equal rows are not enough for them: ``[1, K]`` has those of ``[K, 1]``.
+        """
+        return len(want) == len(have) and all(
+            align((w,), (h,), self._dims) is not None for w, h in zip(want, have, strict=True)
+        )
+
+    def _along(
+        self, p: Term, t: Term, have: Shape, groups: list[tuple[int, ...]], kind: str
+    ) -> bool:
+        """Whether an operation along a dimension has the one that the pattern's stands for."""
+        want_dim, found_dim = p.param("dim"), t.param("dim")
+        dims = want_dim if isinstance(want_dim, tuple) else (want_dim,)
         found = found_dim if isinstance(found_dim, tuple) else (found_dim,)
-        have = seen[0]
-        assert have is not None
-        wanted = {d for i in dims for d in groups[i]}
+        wanted = {d for i in dims for d in groups[i] if have[d] != 1}
         if wanted != {d for d in found if have[d] != 1}:
             return self._fail("dim", p, t, sorted(wanted), list(found))
         if kind == "along" and len(wanted) != 1:
@@ -221,7 +236,8 @@ class Unifier:
             if name not in found:
                 return self._fail("keyword", p, t, want, None, name)
             if not self._value(want, found[name]):
-                code = "literal" if _is_number(want) and _is_number(found[name]) else "keyword"
+                numbers = _is_number(want) and _is_number(found[name])
+                code = "literal" if numbers and not _is_default(t, name, want) else "keyword"
                 return self._fail(code, p, t, want, found[name], name)
         for name in found.keys() - {k for k, _ in p.params}:
             return self._fail("keyword", p, t, None, found[name], name)
@@ -240,7 +256,7 @@ class Unifier:
             if not _is_number(have):
                 return False
             bound = self._numbers.setdefault(want.name, have)
-            return _equal_numbers(bound, have)
+            return self._equal(bound, have)
         if isinstance(want, tuple):
             return (
                 isinstance(have, tuple)
@@ -248,10 +264,21 @@ class Unifier:
                 and all(self._value(w, h) for w, h in zip(want, have, strict=True))
             )
         if isinstance(want, sympy.Expr):
-            return _is_number(have) and align((want,), (have,), self._dims) is not None
+            size = _as_size(have)
+            return size is not None and align((want,), (size,), self._dims) is not None
         if _is_number(want) and _is_number(have):
-            return _equal_numbers(want, have)
+            return self._equal(want, have)
         return type(want) is type(have) and bool(want == have)
+
+    def _equal(self, a: Any, b: Any) -> bool:
+        """Equal, also after rounding to float32, in which graphs keep some literals."""
+        if isinstance(a, sympy.Expr) or isinstance(b, sympy.Expr):
+            return same(a, b)
+        if a == b or (a != a and b != b):
+            return True
+        if self._exact_numbers or not (isinstance(a, float) or isinstance(b, float)):
+            return False
+        return bool(torch.tensor(a, dtype=torch.float32) == torch.tensor(b, dtype=torch.float32))
 
     def _known(self, shape: Shape) -> Shape:
         """A pattern's shape with the sizes that are bound already."""
@@ -279,12 +306,17 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, sympy.Expr)) and not isinstance(value, bool)
 
 
-def _equal_numbers(a: Any, b: Any) -> bool:
-    """Equal, also after rounding to float32, in which graphs keep some literals."""
-    if isinstance(a, sympy.Expr) or isinstance(b, sympy.Expr):
-        return same(a, b)
-    if a == b or (a != a and b != b):
-        return True
-    if isinstance(a, float) or isinstance(b, float):
-        return bool(torch.tensor(a, dtype=torch.float32) == torch.tensor(b, dtype=torch.float32))
-    return False
+def _as_size(value: Any) -> Size | None:
+    """A number as a size; ``None`` where it is none, such as half a row."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else None
+    return value if _is_number(value) else None
+
+
+def _is_default(t: Term, name: str, value: Any) -> bool:
+    """Whether ``value`` is what the argument has where a call leaves it out."""
+    schema = getattr(t.owners[0].target, "_schema", None) if t.owners else None
+    return schema is not None and any(
+        a.name == name and a.has_default_value() and a.default_value == value
+        for a in schema.arguments
+    )

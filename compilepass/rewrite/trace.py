@@ -71,6 +71,8 @@ def trace(
 ) -> Traced:
     """Trace ``fn(**tensors, **numbers, **fixed)``; ``numbers`` become variables.
 
+    A ``fixed`` value may be a size.
+
     ``hints`` are example values of the symbols; conditions on sizes are decided by them and kept
     as ``guards``. Raises :class:`PatternError` where the function cannot be traced.
     """
@@ -106,6 +108,7 @@ def _trace_once(
             name: torch.empty(shapes[name], dtype=spec.dtype, device=spec.device)
             for name, spec in tensors.items()
         }
+    fixed = {n: env.size(v) if isinstance(v, sympy.Expr) else v for n, v in fixed.items()}
     sentinels = {name: _sentinel(i, salt) for i, name in enumerate(numbers)}
     before = len(env.shape_env.guards)
     recording: Recording = record(

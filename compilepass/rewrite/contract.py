@@ -1,0 +1,97 @@
+"""What a replacement keeps of the values it replaces: shape, dtype, device, strides, identity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .record import Call, Recording
+from .reject import Reject
+from .rule import Rule
+from .term import product, same, size_of
+
+__all__ = ["breaks_contract", "is_row_major", "layout"]
+
+
+def layout(val: Any) -> Any:
+    """Everything about a value but its elements, for comparison; ``None`` for ``None``."""
+    if val is None:
+        return None
+    return (
+        tuple(size_of(s) for s in val.shape),
+        tuple(size_of(s) for s in val.stride()),
+        val.dtype,
+        val.device,
+    )
+
+
+def is_row_major(tensor: torch.Tensor) -> bool:
+    """Whether the strides are known to be those of a contiguous tensor; adds no guard."""
+    shape, strides, *_ = layout(tensor)
+    return all(
+        size == 1 or same(stride, product(shape[d + 1 :]))
+        for d, (size, stride) in enumerate(zip(shape, strides, strict=True))
+    )
+
+
+def breaks_contract(rule: Rule, recording: Recording, outs: Sequence[Any]) -> Reject | None:
+    """The first way in which the recorded outputs differ from the values ``outs``, as a refusal."""
+    for i, (call, out) in enumerate(zip(recording.outputs, outs, strict=True)):
+        if out is None:
+            continue
+        reject = _differs(f"output {i} of {rule}", call.meta["val"], out)
+        if reject is not None:
+            return reject
+    return _aliases(rule, recording, outs)
+
+
+def _differs(what: str, got: torch.Tensor, out: torch.Tensor) -> Reject | None:
+    if got.dtype != out.dtype or got.device != out.device:
+        return Reject(
+            "contract",
+            f"{what} would be {got.dtype} on {got.device}.",
+            expected=f"{out.dtype} on {out.device}",
+            found=f"{got.dtype} on {got.device}",
+            hint="Cast in the replacement, or list the dtypes the rule is for.",
+        )
+    (shape, strides, *_), (want_shape, want_strides, *_) = layout(got), layout(out)
+    if not all(map(same, shape, want_shape)):
+        return Reject(
+            "contract",
+            f"{what} would have shape {shape}.",
+            expected=str(want_shape),
+            found=str(shape),
+        )
+    if any(size != 1 and not same(strides[d], want_strides[d]) for d, size in enumerate(shape)):
+        return Reject(
+            "layout",
+            f"{what} would have strides {strides}.",
+            expected=str(want_strides),
+            found=str(strides),
+            hint="An input is not contiguous; make it so in the model, or in the replacement.",
+        )
+    return None
+
+
+def _aliases(rule: Rule, recording: Recording, outs: Sequence[Any]) -> Reject | None:
+    """A new tensor that became a view of an input would be written to in its place."""
+    holders = {_storage(call): f"input {call.name}" for call in recording.inputs}
+    for i, (call, out) in enumerate(zip(recording.outputs, outs, strict=True)):
+        if out is None:
+            continue
+        holder = holders.setdefault(_storage(call), f"output {i}")
+        if holder != f"output {i}":
+            return Reject(
+                "contract",
+                f"output {i} of {rule} would share its memory with {holder}.",
+                expected="a tensor of its own",
+                found=f"a view of {holder}",
+                hint="Return a clone of it.",
+            )
+    return None
+
+
+def _storage(call: Call) -> int:
+    return int(call.meta["val"].untyped_storage()._cdata)
