@@ -30,8 +30,9 @@ class Report:
 
     @property
     def matches(self) -> dict[str, int]:
-        """Changes per pass that ran, in the order of the plan."""
-        return {p.name: p.changes for p in self.passes if p.status == "ran"}
+        """Changes per pass that ran in any graph, in the order of the plan."""
+        ran = {p.name for g in self.graphs for p in g.passes if p.status == "ran"}
+        return {p.name: p.changes for p in self.passes if p.name in ran}
 
     @property
     def rules(self) -> dict[str, int]:
