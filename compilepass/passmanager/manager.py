@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 from ..errors import CompilePassError, PassError
 from ..kernels import ensure_loaded, find
 from ..reporting.records import GraphRecord, MatchRecord, PassRecord, RuleRecord
-from ..rewrite import Engine, Rule, Session
+from ..rewrite import Engine, Reject, Rule, RuleResult, Session
 from .base import FusionPass, Pass, PassContext
 from .fingerprint import engine_fingerprint, fingerprint
 from .plan import Plan
@@ -122,21 +122,19 @@ class PassManager:
 
     def _apply_rules(self, pass_: FusionPass, ctx: PassContext, session: _SessionOf) -> PassRecord:
         rules = self._rules_of(pass_, ctx)
-        allowed = [r for r in rules if ctx.is_inference or r.training]
-        if rules and not allowed:
-            return PassRecord(pass_.name, "skipped", "the graph has a backward pass")
+        here = session.get()
+        results = [
+            here.apply(rule, refusal=None if ctx.is_inference or rule.training else _TRAINING)
+            for rule in rules
+        ]
         # a near miss is read after all rules, since a later one may have taken its place
-        results = [session.get().apply(rule) for rule in allowed]
-        found = tuple(
-            RuleRecord(
-                str(r.rule),
-                tuple(MatchRecord(s.node, s.sources) for s in r.sites),
-                r.near_miss,
-                r.refused,
-            )
-            for r in results
-        )
+        found = tuple(_record(r) for r in results)
         changes = sum(r.count for r in results)
+        errors = [r.error for r in results if r.error is not None]
+        if errors:
+            return self._failed(pass_, here.graph, errors[0], changes, found)
+        if rules and not ctx.is_inference and not any(r.training for r in rules):
+            return PassRecord(pass_.name, "skipped", _TRAINING.message, rules=found)
         return PassRecord(pass_.name, "ran", changes=changes, rules=found)
 
     def _rules_of(self, pass_: FusionPass, ctx: PassContext) -> tuple[Rule, ...]:
@@ -145,7 +143,14 @@ class PassManager:
             self._rules[key] = tuple(pass_.rules(ctx))
         return self._rules[key]
 
-    def _failed(self, pass_: Pass, graph: Graph, error: Exception) -> PassRecord:
+    def _failed(
+        self,
+        pass_: Pass,
+        graph: Graph,
+        error: Exception,
+        changes: int = 0,
+        rules: tuple[RuleRecord, ...] = (),
+    ) -> PassRecord:
         places = [i.failed(pass_, graph, error) for i in self._instruments]
         if self._strict:
             raise PassError(
@@ -158,7 +163,28 @@ class PassManager:
         written = [p for p in places if p]
         if written:
             reason += f" (reproducer: {', '.join(written)})"
-        return PassRecord(pass_.name, "failed", reason)
+        return PassRecord(pass_.name, "failed", reason, changes=changes, rules=rules)
+
+
+_TRAINING = Reject(
+    "training",
+    "the graph has a backward pass",
+    expected="a graph for inference",
+    found="a graph of a training step",
+    hint="Run under torch.no_grad(), or write Rule(…, training=True) if the replacement can be "
+    "differentiated.",
+)
+
+
+def _record(result: RuleResult) -> RuleRecord:
+    return RuleRecord(
+        str(result.rule),
+        tuple(MatchRecord(s.node, s.sources) for s in result.sites),
+        result.near_miss,
+        result.refused,
+        result.declined,
+        result.candidates,
+    )
 
 
 class _SessionOf:

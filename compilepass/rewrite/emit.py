@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 from ..errors import PatternError
 from ..kernels import find
 from .canonical import Canonical
-from .contract import breaks_contract, is_row_major, layout
+from .contract import breaks_contract, is_row_major, layout, shares_memory
 from .record import Call, MutationError, Recording, record
 from .reject import Reject
 from .rule import Input, Rule
@@ -39,14 +39,16 @@ class _Template:
     recording: Recording
     kernels: tuple[Any, ...]
     refusal: Reject | None
+    shares: Reject | None  # why it may not be put where shared memory shows
 
 
 class Emitter:
     """Rewrites sites of one graph and keeps ``canonical`` up to date."""
 
-    def __init__(self, graph: Graph, canonical: Canonical) -> None:
+    def __init__(self, graph: Graph, canonical: Canonical, *, has_writes: bool) -> None:
         self._graph = graph
         self._canonical = canonical
+        self._has_writes = has_writes
         self._templates: dict[Any, _Template] = {}
         self._sizes: dict[sympy.Expr, list[Node]] = {}
         for node in graph.nodes:
@@ -60,7 +62,9 @@ class Emitter:
         if _is_done(site, template):
             return None
         if template.refusal is not None:
-            return template.refusal
+            return template.refusal.at(site.anchor)
+        if template.shares is not None and self._is_visible(site):
+            return template.shares.at(site.anchor)
         made: list[Node] = []
         try:
             new_outputs = self._insert(site, template, made)
@@ -77,6 +81,17 @@ class Emitter:
             if term is not None:
                 self._canonical.replace(term, node, made)
         return made
+
+    def _is_visible(self, site: Site) -> bool:
+        """Whether it can be told that an output shares its memory with another value."""
+        todo = [o for o in site.outputs if o is not None]
+        for node in todo:
+            for user in node.users:
+                if user.op == "output":
+                    return True
+                if self._canonical.is_transparent(user):
+                    todo.append(user)
+        return self._has_writes
 
     def _undo(self, made: list[Node], reject: Reject) -> Reject:
         """Take back what was put in, and pass the refusal on."""
@@ -135,7 +150,8 @@ class Emitter:
             refusal = _as_reject(error, f"the replacement of {rule} raised")
             recording = Recording([], [], [])
         kernels = tuple(c.target for c in recording.calls if find(c.target) is not None)
-        return _Template(recording, kernels, refusal.at(site.anchor) if refusal else None)
+        shares = None if refusal is not None else shares_memory(rule, recording, outs)
+        return _Template(recording, kernels, refusal, shares)
 
     @staticmethod
     def _kernels_decline(recording: Recording, device: torch.device) -> Reject | None:
