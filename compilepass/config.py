@@ -53,6 +53,7 @@ __all__ = [
     "plugin_allowlist",
     "set_default_config",
     "use_config",
+    "work_offline",
 ]
 
 _PREFIX = "COMPILEPASS_"
@@ -340,7 +341,7 @@ class CompilationConfig(BaseModel):
                 for entry in self.extra_passes
             ],
         }
-        text = json.dumps(behaviour, sort_keys=True, default=repr)
+        text = json.dumps(behaviour, sort_keys=True, default=_identity)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -353,6 +354,12 @@ def _pass_names(what: str, names: Sequence[str]) -> tuple[str, ...]:
             hint=f'Example: {what}=["fuse_norm_quant"].',
         )
     return tuple(names)
+
+
+def _identity(obj: Any) -> str:
+    """What an Inductor option that is no plain data says of itself, never its address."""
+    uuid = getattr(obj, "uuid", None)
+    return repr(uuid()) if callable(uuid) else _qualified_name(obj)
 
 
 def _qualified_name(obj: Any) -> str:
@@ -475,6 +482,11 @@ def plugin_allowlist() -> tuple[str, ...] | None:
 def cxx() -> str | None:
     """The C++ compiler to use: COMPILEPASS_CXX, else CXX, else ``None``."""
     return os.environ.get(_PREFIX + "CXX") or os.environ.get("CXX") or None
+
+
+def work_offline() -> None:
+    """Have Hugging Face libraries that are imported later make no connection."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def cpp_disabled() -> bool:

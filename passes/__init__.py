@@ -5,10 +5,12 @@ They are found through the entry-point group ``compilepass.passes``, as a strang
 
 from compilepass import Pass
 
+from .fusion.act_and_mul import FuseActAndMul
 from .fusion.act_quant import FuseActQuant
 from .fusion.add_rms_norm import FuseAddRMSNorm
 from .fusion.int8_linear import FuseInt8Linear
 from .fusion.norm_quant import FuseNormQuant
+from .fusion.rms_norm import FuseRMSNorm
 from .utility.clean_up import CleanUp
 from .utility.common_subexpressions import EliminateCommonSubexpressions
 from .utility.defunctionalize import Defunctionalize
@@ -24,8 +26,10 @@ def shipped_passes() -> list[type[Pass]]:
         Defunctionalize,
         EliminateCommonSubexpressions,
         EliminateNoops,
+        FuseActAndMul,
         FuseActQuant,
         FuseAddRMSNorm,
         FuseInt8Linear,
         FuseNormQuant,
+        FuseRMSNorm,
     ]

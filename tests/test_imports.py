@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = (
     "torch._dynamo",
     "torch._inductor",
@@ -37,9 +39,21 @@ def modules_after(code: str) -> tuple[list[str], float]:
 
 
 def test_import_leaves_heavy_modules_alone() -> None:
-    heavy, took = modules_after("import compilepass")
+    heavy, took = modules_after("import compilepass\ncompilepass.Rule")
     print(f"import compilepass: {took:.2f} s after torch")
     assert heavy == []
+
+
+@pytest.mark.parametrize("module", ["", ".pytest_plugin", ".cli"])
+def test_torch_waits_for_the_first_name_that_is_used(module: str) -> None:
+    code = f"import sys, compilepass{module}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("first", ["compilepass.compile", "compilepass.testing"])
+def test_compile_is_the_function_whatever_is_imported_first(first: str) -> None:
+    code = f"import {first}; assert callable(compilepass.compile)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_config_a_plan_and_an_op_leave_inductor_alone() -> None:

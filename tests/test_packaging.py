@@ -103,9 +103,7 @@ print(find("compilepass::rms_norm").available("cpu"))
 )
 @pytest.mark.skipif("COMPILEPASS_NO_CPP" in os.environ, reason="C++ is switched off")
 def test_a_fused_kernel_is_built_from_the_wheels_sources(python: Path, tmp_path: Path) -> None:
-    assert run([python, "-c", KERNEL], tmp_path).startswith(
-        "Availability(ok=True, provider='cpp'"
-    )
+    assert run([python, "-c", KERNEL], tmp_path).startswith("Availability(ok=True, provider='cpp'")
 
 
 BY_NAME = """

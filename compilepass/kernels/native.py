@@ -17,6 +17,7 @@ __all__ = [
     "fused_add_rms_norm",
     "fused_add_rms_norm_dynamic_int8_quant",
     "gelu_and_mul",
+    "gelu_mul",
     "int8_linear",
     "quant_int8",
     "rms_norm",
@@ -24,48 +25,74 @@ __all__ = [
     "rotary_embedding",
     "silu_and_mul",
     "silu_and_mul_dynamic_int8_quant",
+    "silu_mul",
+    "silu_mul_dynamic_int8_quant",
 ]
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, variant: str = "llama") -> Tensor:
     """Root-mean-square norm (arXiv:1910.07467) over the last dim, computed in fp32.
 
-    ``x``: ``[..., H]``, ``weight``: ``[H]``. The normed value is rounded to ``x.dtype`` *before* it
-    is multiplied by the weight, as in Hugging Face's Llama.
+    ``x``: ``[..., H]``, ``weight``: ``[H]``. Models differ in where they round to ``x.dtype`` and
+    in what they multiply by, which ``variant`` names after the best known of each:
+
+    * ``"llama"``: ``weight * round(normed)``, as in Hugging Face's Llama;
+    * ``"torch"``: ``round(normed * weight)``, as :func:`torch.nn.functional.rms_norm` computes;
+    * ``"gemma"``: ``round(normed * (1 + weight))``, a weight around zero.
     """
     x32 = x.float()
     variance = x32.pow(2).mean(-1, keepdim=True)
-    return weight * (x32 * torch.rsqrt(variance + eps)).to(x.dtype)
+    normed = x32 * torch.rsqrt(variance + eps)
+    if variant == "llama":
+        return weight * normed.to(x.dtype)
+    factor = 1.0 + weight.float() if variant == "gemma" else weight.float()
+    return (normed * factor).to(x.dtype)
 
 
 def fused_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, variant: str = "llama"
 ) -> tuple[Tensor, Tensor]:
     """``(rms_norm(sum), sum)`` with ``sum = x + residual`` rounded to their dtype.
 
-    ``x`` and ``residual``: ``[..., H]``, ``weight``: ``[H]``.
+    ``x`` and ``residual``: ``[..., H]``, ``weight``: ``[H]``; ``variant`` as in :func:`rms_norm`.
     """
     total = x + residual
-    return rms_norm(total, weight, eps), total
+    return rms_norm(total, weight, eps, variant), total
+
+
+def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """SwiGLU's gate (arXiv:2002.05202): ``silu(gate) * up``, of one shape.
+
+    The activated gate is rounded to its dtype.
+    """
+    return F.silu(gate) * up
+
+
+def gelu_mul(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
+    """GeGLU's gate (arXiv:2002.05202): ``gelu(gate) * up``, of one shape.
+
+    ``approximate`` is ``"none"`` (erf) or ``"tanh"``, as in :func:`torch.nn.functional.gelu`. The
+    activated gate is rounded to its dtype.
+    """
+    return F.gelu(gate, approximate=approximate) * up
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    """SwiGLU's gate (arXiv:2002.05202): ``silu(first half) * second half`` of the last dim.
+    """:func:`silu_mul` of the two halves of the last dim, gate first.
 
-    ``x``: ``[..., 2 * I]``, result: ``[..., I]``. The gate is rounded to ``x.dtype``.
+    ``x``: ``[..., 2 * I]``, result: ``[..., I]``.
     """
     half = x.shape[-1] // 2
-    return F.silu(x[..., :half]) * x[..., half:]
+    return silu_mul(x[..., :half], x[..., half:])
 
 
 def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
-    """GeGLU's gate (arXiv:2002.05202): ``gelu(first half) * second half`` of the last dim.
+    """:func:`gelu_mul` of the two halves of the last dim, gate first.
 
-    ``x``: ``[..., 2 * I]``, result: ``[..., I]``. ``approximate`` is ``"none"`` (erf) or
-    ``"tanh"``, as in :func:`torch.nn.functional.gelu`. The gate is rounded to ``x.dtype``.
+    ``x``: ``[..., 2 * I]``, result: ``[..., I]``.
     """
     half = x.shape[-1] // 2
-    return F.gelu(x[..., :half], approximate=approximate) * x[..., half:]
+    return gelu_mul(x[..., :half], x[..., half:], approximate)
 
 
 def rotary_embedding(
@@ -127,18 +154,25 @@ def int8_linear(
     return out.to(out_dtype)
 
 
-def rms_norm_dynamic_int8_quant(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """``quant_int8(rms_norm(x, weight, eps))``: ``(q, scale)``; shapes as in those two."""
-    return quant_int8(rms_norm(x, weight, eps))
+def rms_norm_dynamic_int8_quant(
+    x: Tensor, weight: Tensor, eps: float, variant: str = "llama"
+) -> tuple[Tensor, Tensor]:
+    """``quant_int8(rms_norm(x, weight, eps))``: ``(q, scale)``; arguments as in those two."""
+    return quant_int8(rms_norm(x, weight, eps, variant))
 
 
 def fused_add_rms_norm_dynamic_int8_quant(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, variant: str = "llama"
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``(q, scale, sum)``: :func:`fused_add_rms_norm` with its normed output quantised."""
-    normed, total = fused_add_rms_norm(x, residual, weight, eps)
+    normed, total = fused_add_rms_norm(x, residual, weight, eps, variant)
     q, scale = quant_int8(normed)
     return q, scale, total
+
+
+def silu_mul_dynamic_int8_quant(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """``quant_int8(silu_mul(gate, up))``: ``(q, scale)``; shapes as in those two."""
+    return quant_int8(silu_mul(gate, up))
 
 
 def silu_and_mul_dynamic_int8_quant(x: Tensor) -> tuple[Tensor, Tensor]:

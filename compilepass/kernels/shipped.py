@@ -15,13 +15,18 @@ from .registry import define
 __all__ = ["SHIPPED"]
 
 GELUS = ("none", "tanh")
+NORMS = ("llama", "torch", "gemma")
 
 
 def _shape(x: Tensor) -> tuple[int, ...]:
     return tuple(x.shape)
 
 
-def _check_norm(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> None:
+def _check_norm(x: Tensor, weight: Tensor, variant: str, residual: Tensor | None = None) -> None:
+    if variant not in NORMS:
+        raise KernelError(
+            f"variant={variant!r} is not an RMSNorm.", hint=did_you_mean(variant, NORMS)
+        )
     if x.dim() < 1 or weight.dim() != 1 or weight.shape[0] != x.shape[-1]:
         raise KernelError(
             f"A norm's weight is as wide as its input: x is {_shape(x)}, weight {_shape(weight)}."
@@ -30,6 +35,10 @@ def _check_norm(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> No
         raise KernelError(
             f"A residual has the shape of x: x is {_shape(x)}, residual {_shape(residual)}."
         )
+
+
+def _normed_dtype(x: torch.dtype, weight: torch.dtype, variant: str) -> torch.dtype:
+    return torch.promote_types(x, weight) if variant == "llama" else x
 
 
 def _half(x: Tensor) -> list[int | torch.SymInt]:
@@ -45,18 +54,29 @@ def _quantised(x: Tensor, shape: list[int | torch.SymInt]) -> tuple[Tensor, Tens
     )
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    _check_norm(x, weight)
-    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, weight.dtype))
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, variant: str = "llama") -> Tensor:
+    _check_norm(x, weight, variant)
+    return x.new_empty(x.shape, dtype=_normed_dtype(x.dtype, weight.dtype, variant))
 
 
 def _fused_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, variant: str = "llama"
 ) -> tuple[Tensor, Tensor]:
-    _check_norm(x, weight, residual)
+    _check_norm(x, weight, variant, residual)
     dtype = torch.promote_types(x.dtype, residual.dtype)
-    normed = x.new_empty(x.shape, dtype=torch.promote_types(dtype, weight.dtype))
+    normed = x.new_empty(x.shape, dtype=_normed_dtype(dtype, weight.dtype, variant))
     return normed, x.new_empty(x.shape, dtype=dtype)
+
+
+def _silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    if gate.shape != up.shape:
+        raise KernelError(f"gate and up have one shape: gate is {_shape(gate)}, up {_shape(up)}.")
+    return gate.new_empty(gate.shape, dtype=torch.promote_types(gate.dtype, up.dtype))
+
+
+def _gelu_mul(gate: Tensor, up: Tensor, approximate: str) -> Tensor:
+    _check_gelu(approximate)
+    return _silu_mul(gate, up)
 
 
 def _silu_and_mul(x: Tensor) -> Tensor:
@@ -64,11 +84,15 @@ def _silu_and_mul(x: Tensor) -> Tensor:
 
 
 def _gelu_and_mul(x: Tensor, approximate: str) -> Tensor:
+    _check_gelu(approximate)
+    return _silu_and_mul(x)
+
+
+def _check_gelu(approximate: str) -> None:
     if approximate not in GELUS:
         raise KernelError(
             f"approximate={approximate!r} is not a GELU.", hint=did_you_mean(approximate, GELUS)
         )
-    return x.new_empty(_half(x))
 
 
 def _rotary_embedding(
@@ -99,17 +123,23 @@ def _int8_linear(
     return xq.new_empty([*xq.shape[:-1], wq.shape[0]], dtype=out_dtype)
 
 
-def _rms_norm_quant(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    _check_norm(x, weight)
+def _rms_norm_quant(
+    x: Tensor, weight: Tensor, eps: float, variant: str = "llama"
+) -> tuple[Tensor, Tensor]:
+    _check_norm(x, weight, variant)
     return _quantised(x, list(x.shape))
 
 
 def _fused_add_rms_norm_quant(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, variant: str = "llama"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _check_norm(x, weight, residual)
+    _check_norm(x, weight, variant, residual)
     total = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, residual.dtype))
     return *_quantised(x, list(x.shape)), total
+
+
+def _silu_mul_quant(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    return _quantised(gate, list(_silu_mul(gate, up).shape))
 
 
 def _silu_and_mul_quant(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,15 +148,26 @@ def _silu_and_mul_quant(x: Tensor) -> tuple[Tensor, Tensor]:
 
 SHIPPED = (
     define(
-        "compilepass::rms_norm(Tensor x, Tensor weight, float eps) -> Tensor",
+        "compilepass::rms_norm(Tensor x, Tensor weight, float eps, str variant='llama') -> Tensor",
         native=native.rms_norm,
         fake=_rms_norm,
     ),
     define(
         "compilepass::fused_add_rms_norm"
-        "(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
+        "(Tensor x, Tensor residual, Tensor weight, float eps, str variant='llama')"
+        " -> (Tensor, Tensor)",
         native=native.fused_add_rms_norm,
         fake=_fused_add_rms_norm,
+    ),
+    define(
+        "compilepass::silu_mul(Tensor gate, Tensor up) -> Tensor",
+        native=native.silu_mul,
+        fake=_silu_mul,
+    ),
+    define(
+        "compilepass::gelu_mul(Tensor gate, Tensor up, str approximate) -> Tensor",
+        native=native.gelu_mul,
+        fake=_gelu_mul,
     ),
     define(
         "compilepass::silu_and_mul(Tensor x) -> Tensor",
@@ -157,15 +198,21 @@ SHIPPED = (
     ),
     define(
         "compilepass::rms_norm_dynamic_int8_quant"
-        "(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
+        "(Tensor x, Tensor weight, float eps, str variant='llama') -> (Tensor, Tensor)",
         native=native.rms_norm_dynamic_int8_quant,
         fake=_rms_norm_quant,
     ),
     define(
         "compilepass::fused_add_rms_norm_dynamic_int8_quant"
-        "(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)",
+        "(Tensor x, Tensor residual, Tensor weight, float eps, str variant='llama')"
+        " -> (Tensor, Tensor, Tensor)",
         native=native.fused_add_rms_norm_dynamic_int8_quant,
         fake=_fused_add_rms_norm_quant,
+    ),
+    define(
+        "compilepass::silu_mul_dynamic_int8_quant(Tensor gate, Tensor up) -> (Tensor, Tensor)",
+        native=native.silu_mul_dynamic_int8_quant,
+        fake=_silu_mul_quant,
     ),
     define(
         "compilepass::silu_and_mul_dynamic_int8_quant(Tensor x) -> (Tensor, Tensor)",

@@ -1,12 +1,12 @@
 """Run a plan over graphs: a plain loop, with everything else as instruments around it.
 
 An instrument sees the graph before and after each pass (timing is the manager's own). A pass that
-raises leaves the graph as it was before it: rules edit in transactions, other passes run on a graph
-of which a copy is kept.
+raises, or that leaves the graph invalid, is undone: the graph is restored from a snapshot.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -19,10 +19,10 @@ from ..kernels import ensure_loaded, find
 from ..reporting.records import GraphRecord, MatchRecord, PassRecord, RuleRecord
 from ..rewrite import Engine, Reject, Rule, RuleResult, Session
 from .base import FusionPass, Pass, PassContext
-from .fingerprint import engine_fingerprint, fingerprint
+from .fingerprint import Unidentified, fingerprint
 from .plan import Plan
 
-__all__ = ["Instrument", "PassManager"]
+__all__ = ["Instrument", "PassManager", "changed_by"]
 
 
 class Instrument(Protocol):
@@ -54,22 +54,23 @@ class PassManager:
         self._engine = engine
         self._strict = strict
         self._instruments = tuple(instruments)
-        self._rules: dict[tuple[Pass, PassContext], tuple[Rule, ...]] = {}
-        self._uuid: dict[tuple[str, str], str] = {}
+        self._code: str | None = None
 
-    def uuid(self, *extra: str) -> str:
-        """The identity of what this manager does to a graph, ``extra`` included."""
-        if extra not in self._uuid:
-            parts: list[Any] = [torch.__version__, engine_fingerprint(), extra]
-            for pass_ in self.plan.running:
-                parts += [pass_.name, pass_]
-                parts += [(k, getattr(find(k), "version", 0)) for k in pass_.kernels]
-                natives = [op.native for k in pass_.kernels if (op := find(k)) is not None]
-                parts.append(natives)
-            self._uuid[extra] = fingerprint(*parts)  # type: ignore[index]
-        return self._uuid[extra]  # type: ignore[index]
+    def uuid(self, device_type: str, *extra: Any) -> str | None:
+        """The identity of what this manager does to a graph on a device, ``extra`` included.
 
-    def run(self, graph: Graph, ctx: PassContext, name: str = "graph") -> GraphRecord:
+        ``None`` if a pass has no identity (its own ``uuid()`` says so): nothing may be cached.
+        """
+        try:
+            if self._code is None:
+                running = [(pass_.name, pass_) for pass_ in self.plan.running]
+                self._code = fingerprint(torch.__version__, _of_code(type(self._engine)), running)
+        except Unidentified:
+            return None
+        kernels = [_identity(k, device_type) for p in self.plan.running for k in p.kernels]
+        return fingerprint(self._code, kernels, extra)
+
+    def run(self, graph: Graph, ctx: PassContext) -> GraphRecord:
         """Run the plan on ``graph`` in place and return what happened."""
         if any(isinstance(p, FusionPass) for p in self.plan.running):
             ensure_loaded(ctx.device_type)
@@ -84,7 +85,7 @@ class PassManager:
                 continue
             records.append(self._run_pass(entry.pass_, graph, ctx, session))
         record = GraphRecord(
-            name=name,
+            name=ctx.graph,
             is_inference=ctx.is_inference,
             device=ctx.device_type,
             nodes_before=nodes_before,
@@ -98,22 +99,24 @@ class PassManager:
     def _run_pass(
         self, pass_: Pass, graph: Graph, ctx: PassContext, session: _SessionOf
     ) -> PassRecord:
-        refused = pass_.supports(ctx)
-        if refused is not None:
-            return PassRecord(pass_.name, "skipped", refused.message)
-        for instrument in self._instruments:
-            instrument.before(pass_, graph)
+        snapshot = _Snapshot(graph)
         start = time.perf_counter()
         try:
+            refused = pass_.supports(ctx)
+            if refused is not None:
+                return PassRecord(pass_.name, "skipped", refused.message)
+            for instrument in self._instruments:
+                instrument.before(pass_, graph)
             if isinstance(pass_, FusionPass):
                 record = self._apply_rules(pass_, ctx, session)
             else:
-                record = _run_with_copy(pass_, graph, ctx)
-                if record.changes:
-                    session.forget()
-            graph.lint()
+                session.forget()
+                record = PassRecord(pass_.name, "ran", changes=_run(pass_, graph, ctx))
+            if record.changes or not isinstance(pass_, FusionPass):
+                graph.lint()
         except Exception as error:
             session.forget()
+            snapshot.restore()
             return self._failed(pass_, graph, error)
         ms = (time.perf_counter() - start) * 1e3
         for instrument in self._instruments:
@@ -121,7 +124,7 @@ class PassManager:
         return record.with_time(ms)
 
     def _apply_rules(self, pass_: FusionPass, ctx: PassContext, session: _SessionOf) -> PassRecord:
-        rules = self._rules_of(pass_, ctx)
+        rules = _rules(pass_, ctx)
         here = session.get()
         results = [
             here.apply(rule, refusal=None if ctx.is_inference or rule.training else _TRAINING)
@@ -136,12 +139,6 @@ class PassManager:
         if rules and not ctx.is_inference and not any(r.training for r in rules):
             return PassRecord(pass_.name, "skipped", _TRAINING.message, rules=found)
         return PassRecord(pass_.name, "ran", changes=changes, rules=found)
-
-    def _rules_of(self, pass_: FusionPass, ctx: PassContext) -> tuple[Rule, ...]:
-        key = (pass_, ctx)
-        if key not in self._rules:
-            self._rules[key] = tuple(pass_.rules(ctx))
-        return self._rules[key]
 
     def _failed(
         self,
@@ -187,6 +184,12 @@ def _record(result: RuleResult) -> RuleRecord:
     )
 
 
+@functools.lru_cache(maxsize=512)
+def _rules(pass_: FusionPass, ctx: PassContext) -> tuple[Rule, ...]:
+    """The rules of a pass, the same objects for every manager: the engine traces each once."""
+    return tuple(pass_.rules(ctx))
+
+
 class _SessionOf:
     """The engine's session on one graph, made anew after a pass that is no set of rules."""
 
@@ -203,40 +206,52 @@ class _SessionOf:
         self._session = None
 
 
-def _run_with_copy(pass_: Pass, graph: Graph, ctx: PassContext) -> PassRecord:
-    copy, values = _copy(graph)
-    try:
-        changes = pass_.run(graph, ctx)
-        if not isinstance(changes, int) or isinstance(changes, bool):
-            raise PassError(
-                f"run() of pass {pass_.name!r} returned {changes!r}.",
-                hint="Return the number of changes.",
-            )
-    except Exception:
-        _restore(graph, copy, values)
-        raise
-    return PassRecord(pass_.name, "ran", changes=changes)
+def _run(pass_: Pass, graph: Graph, ctx: PassContext) -> int:
+    changes = pass_.run(graph, ctx)
+    if not isinstance(changes, int) or isinstance(changes, bool) or changes < 0:
+        raise PassError(
+            f"run() of pass {pass_.name!r} returned {changes!r}.",
+            hint="Return the number of changes.",
+        )
+    return changes
 
 
-def _copy(graph: Graph) -> tuple[Graph, Any]:
-    copy = Graph()
-    values: dict[Node, Node] = {}
-    output = copy.graph_copy(graph, values)
-    return copy, output
+class _Snapshot:
+    """What a graph was, in plain tuples: much cheaper to take than a copy of the graph."""
 
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._nodes = [
+            (n, n.name, n.op, n.target, n.args, n.kwargs, n.type, dict(n.meta)) for n in graph.nodes
+        ]
 
-def _restore(graph: Graph, copy: Graph, output: Any) -> None:
-    """Make ``graph`` what ``copy`` was taken from; the output node stays, since others hold it."""
-    end = next(n for n in reversed(graph.nodes) if n.op == "output")
-    end.args = ((),)
-    for node in reversed(list(graph.nodes)):
-        if node is not end:
+    def restore(self) -> None:
+        """Make the nodes anew, under their old names."""
+        graph = self._graph
+        for node in graph.nodes:
+            node.args, node.kwargs = (), {}
+        for node in list(graph.nodes):
             graph.erase_node(node)
-    new: dict[Node, Node] = {}
-    with graph.inserting_before(end):
-        for node in copy.nodes:
-            new[node] = graph.node_copy(node, lambda n: new[n])
-    end.args = (torch.fx.map_arg(output, lambda n: new[n]),)
+        graph._graph_namespace = type(graph._graph_namespace)()
+        new: dict[Node, Node] = {}
+        for old, name, op, target, args, kwargs, kind, meta in self._nodes:
+            args, kwargs = torch.fx.map_arg((args, kwargs), lambda n: new[n])
+            new[old] = graph.create_node(op, target, args, kwargs, name, kind)
+            new[old].meta = meta
+
+
+@functools.cache
+def _of_code(cls: type) -> str:
+    return fingerprint(cls)
+
+
+def _identity(kernel: str, device_type: str) -> Any:
+    """What decides where a kernel may stand: its semantics, and what its providers take."""
+    op = find(kernel)
+    if op is None:
+        return kernel, None
+    providers = [(p.name, p.priority, p.supports) for p in op.providers]
+    return kernel, op.version, op.native, providers, op.available(device_type).provider
 
 
 def changed_by(graph: Graph, run: Callable[[], object]) -> int:

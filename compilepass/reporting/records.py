@@ -95,6 +95,7 @@ class GraphRecord:
     nodes_before: int
     nodes_after: int
     passes: tuple[PassRecord, ...] = ()
+    is_backward: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ same records.
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 from collections import Counter
 from dataclasses import dataclass
@@ -115,15 +114,9 @@ class Report:
         )
 
     def __str__(self) -> str:
-        from rich.console import Console
+        from .text import plain, render
 
-        from .text import render
-
-        console = Console(file=io.StringIO(), width=100, color_system=None)
-        for part in render(self):
-            console.print(part)
-        assert isinstance(console.file, io.StringIO)
-        return console.file.getvalue().rstrip()
+        return plain(*render(self))
 
 
 def _graph(data: dict[str, Any]) -> GraphRecord:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
     from .report import Report
 
-__all__ = ["render"]
+__all__ = ["plain", "render"]
 
 _SHOWN = 3  # source lines per rule
+
+
+def plain(*parts: RenderableType, width: int = 100) -> str:
+    """What rich would print, as text without colours."""
+    file = io.StringIO()
+    console = Console(file=file, width=width, color_system=None)
+    for part in parts:
+        console.print(part)
+    return file.getvalue().rstrip()
 
 
 def render(report: Report) -> Iterator[RenderableType]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .record import Call, Recording
+from .record import Recording
 from .reject import Reject
 from .rule import Rule
 from .term import product, same, size_of

@@ -23,9 +23,9 @@ from .canonical import Canonical
 from .contract import breaks_contract, is_row_major, layout, shares_memory
 from .record import Call, MutationError, Recording, record
 from .reject import Reject
-from .rule import Input, Rule
 from .site import Site
 from .term import same, size_of
+from .trace import size_symbol
 
 __all__ = ["Emitter"]
 
@@ -113,12 +113,10 @@ class Emitter:
     def _record(self, site: Site, vals: list[Any], outs: list[Any]) -> _Template:
         rule, match = site.pattern.rule, site.match
         mode: FakeTensorMode = vals[0].fake_mode
-        dims = match.dims
+        shapes = _shapes(site, dict(zip(match.inputs, vals, strict=True)))
 
         def run(**given: Any) -> tuple[torch.Tensor, ...]:
-            tensors = {
-                name: _viewed(given[name], _declared(rule, name, dims)) for name in rule.inputs
-            }
+            tensors = {name: _viewed(given[name], shape) for name, shape in shapes.items()}
             if rule.layout == "contiguous":
                 tensors = {name: _row_major(tensor) for name, tensor in tensors.items()}
             rest = {name: v for name, v in given.items() if name not in rule.inputs}
@@ -175,6 +173,11 @@ class Emitter:
             zip(template.recording.inputs, site.match.inputs.values(), strict=True)
         )
         mode = site.anchor.meta["val"].fake_mode
+        heirs = {
+            call: old.meta["val"]
+            for call, old in zip(template.recording.outputs, site.outputs, strict=True)
+            if old is not None
+        }
         trace_meta = {k: site.anchor.meta[k] for k in _ORIGIN if k in site.anchor.meta}
         with self._graph.inserting_before(site.before):
 
@@ -191,7 +194,7 @@ class Emitter:
                 args, kwargs = tree_map(argument, (call.args, call.kwargs))
                 node = self._graph.call_function(call.target, args, kwargs)
                 node.meta.update(trace_meta)
-                node.meta["val"] = _own_value(call, node, mode)
+                node.meta["val"] = _own_value(call, node, mode, heirs)
                 nodes[call] = node
                 made.append(node)
         return [nodes[c] for c in template.recording.outputs]
@@ -224,26 +227,27 @@ class Emitter:
 
     def _redirect(self, site: Site, new_outputs: list[Node]) -> None:
         covered = set(site.covered)
-        old = [o for o in site.outputs if o is not None]
         for node, new in zip(site.outputs, new_outputs, strict=True):
             if node is None:
                 continue
             for user in list(node.users):
                 if user not in covered:
                     user.replace_input_with(node, new)
-        self._erase_dead([*old, *site.covered])
+        self._erase_dead(covered.union(filter(None, site.outputs)))
 
-    def _erase_dead(self, nodes: list[Node]) -> None:
-        todo = list(dict.fromkeys(nodes))
+    def _erase_dead(self, replaced: set[Node]) -> None:
+        """Erase the nodes of the match, their unused parts, and views that it alone used."""
+        parts = {u for n in replaced for u in n.users if u.target is operator.getitem}
+        todo = [*replaced, *parts]
         while todo:
-            todo.sort()
             node = todo.pop()
-            if node._erased or node.users or node.op != "call_function" or node.is_impure():
+            if node._erased or node.users:
                 continue
-            sources = node.all_input_nodes
+            if not (node in replaced or node in parts or self._canonical.is_transparent(node)):
+                continue
+            todo += node.all_input_nodes
             self._canonical.discard(node)
             self._graph.erase_node(node)
-            todo += [s for s in sources if s not in todo]
 
 
 class _CannotBuild(Exception):
@@ -263,27 +267,37 @@ def _is_done(site: Site, template: _Template) -> bool:
     return len(calls) == 1 and calls[0].target in template.kernels
 
 
-def _declared(rule: Rule, name: str, dims: dict[str, Any]) -> tuple[Any, ...]:
-    spec = rule.inputs[name]
-    assert isinstance(spec, Input)
-    out = []
-    for size in rule.specs(torch.float32)[name].shape:
-        known = (
-            size
-            if isinstance(size, int)
-            else size.xreplace({s: dims[s.name.removeprefix("$")] for s in size.free_symbols})
-        )
-        out.append(size_of(known))
-    return tuple(out)
+def _shapes(site: Site, vals: dict[str, torch.Tensor]) -> dict[str, tuple[Any, ...]]:
+    """The shape in which the replacement sees each input.
+
+    Leading sizes written ``...`` stay as they are in the graph where all inputs agree on them, and
+    become one size where they do not.
+    """
+    rule, dims = site.pattern.rule, site.match.dims
+    known = {size_symbol(name): size for name, size in dims.items()}
+    shapes = {
+        name: tuple(s if isinstance(s, int) else size_of(s.xreplace(known)) for s in spec.shape)
+        for name, spec in rule.specs(site.pattern.dtype).items()
+    }
+    open_ = [name for name in shapes if rule.is_open(name)]
+    if not open_:
+        return shapes
+    lead = vals[open_[0]].shape[: 1 - len(shapes[open_[0]]) or None]
+    kept = {name: (*lead, *shapes[name][1:]) for name in open_}
+    if all(_same_shape(vals[name].shape, shape) for name, shape in kept.items()):
+        shapes.update(kept)
+    return shapes
+
+
+def _same_shape(a: Any, b: Any) -> bool:
+    return len(a) == len(b) and all(same(size_of(x), size_of(y)) for x, y in zip(a, b, strict=True))
 
 
 def _viewed(tensor: torch.Tensor, shape: tuple[Any, ...]) -> torch.Tensor:
     """``tensor`` in ``shape``, which has the same elements; an unknown size is left open."""
-    sizes = [size_of(s) for s in shape]
-    if len(sizes) == tensor.dim() and all(
-        same(size_of(a), b) for a, b in zip(tensor.shape, sizes, strict=True)
-    ):
+    if _same_shape(tensor.shape, shape):
         return tensor
+    sizes = [size_of(s) for s in shape]
     unknown = [i for i, s in enumerate(sizes) if not isinstance(s, int)]
     if len(unknown) <= 1:
         return tensor.reshape([-1 if i in unknown else s for i, s in enumerate(sizes)])
@@ -302,15 +316,28 @@ def _laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return _row_major(tensor) if is_row_major(like) else tensor
 
 
-def _own_value(call: Call, node: Node, mode: FakeTensorMode) -> Any:
-    """A fake value of its own for ``node``: shared ones would look like aliases to later passes."""
+def _own_value(call: Call, node: Node, mode: FakeTensorMode, heirs: dict[Call, Any]) -> Any:
+    """A fake value for ``node``: that of the output it replaces, or one that nobody shares.
+
+    Values that are shared with a living node would look like aliases to later passes.
+    """
     if call.target is operator.getitem:
         return node.args[0].meta["val"][call.args[1]]  # type: ignore[union-attr]
     if find(call.target) is None:
         args, kwargs = tree_map(_val, (node.args, node.kwargs))
         with mode:
             return call.target(*args, **kwargs)
-    return tree_map(lambda t: _fresh(t, mode), call.meta["val"])
+    if call in heirs:
+        return heirs[call]
+    parts = {
+        c.args[1]: v
+        for c, v in heirs.items()
+        if c.target is operator.getitem and c.args[0] is call
+    }
+    val = call.meta["val"]
+    if not isinstance(val, (tuple, list)):
+        return _fresh(val, mode)
+    return tuple(parts[i] if i in parts else _fresh(v, mode) for i, v in enumerate(val))
 
 
 def _fresh(value: Any, mode: FakeTensorMode) -> Any:

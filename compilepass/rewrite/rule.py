@@ -41,7 +41,8 @@ FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 class Input:
     """A tensor of a pattern: sizes by name, number or expression (``"2*H"``), and a fixed dtype.
 
-    Without ``dtype`` the tensor has the rule's dtype, one for all such inputs of a match.
+    A first size ``"..."`` stands for any number of leading dimensions. Without ``dtype`` the tensor
+    has the rule's dtype, one for all such inputs of a match.
     """
 
     shape: tuple[str | int, ...]
@@ -52,9 +53,11 @@ class Input:
 class Rule:
     """Find ``pattern``, put ``replacement`` in its place.
 
-    ``inputs`` gives each tensor's shape as names of sizes, ``{"x": ("T", "H")}``. The first size
-    of a tensor may stand for any number of leading dimensions of the graph's; the replacement
-    always sees the shapes that are written here, and its outputs are viewed back. ``check`` gets
+    ``inputs`` gives each tensor's shape as names of sizes, ``{"x": ("T", "H")}``. A pattern matches
+    tensors of any rank with the same rows: the first size may be several dimensions in the graph.
+    The replacement sees the shapes that are written here, and its outputs are viewed back; with
+    ``("...", "H")`` it sees the leading dimensions as they are, unless the inputs disagree on them,
+    in which case they are one dimension. ``check`` gets
     the :class:`~compilepass.rewrite.Match` and returns ``None`` or ``match.reject("why")``.
     ``dtypes`` are the floating dtypes that the rule is for. ``training=True`` allows the rule in
     graphs that have a backward pass.
@@ -148,6 +151,11 @@ class Rule:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.location})"
+
+    def is_open(self, name: str) -> bool:
+        """Whether input ``name`` begins with ``"..."``."""
+        spec = self.inputs[name]
+        return isinstance(spec, Input) and spec.shape[:1] == ("...",)
 
     def specs(self, dtype: torch.dtype) -> dict[str, TensorSpec]:
         """The input tensors of the variant for ``dtype``."""
@@ -252,12 +260,19 @@ def _shape_names(rule: str, name: str, shape: Any) -> tuple[str | int, ...]:
             f"Rule {rule!r}: the shape of {name!r} is {shape!r}.",
             hint=f"Write a tuple of sizes, such as {{{name!r}: ('T', 'H')}}.",
         )
+    if "..." in shape[1:]:
+        raise PatternError(
+            f"Rule {rule!r}: '...' is not the first size of {name!r}.",
+            hint="It stands for leading dimensions.",
+        )
     return tuple(shape)
 
 
 def _size(size: str | int) -> Size:
     if isinstance(size, int):
         return size
+    if size == "...":
+        return size_symbol(size)
     names = {name: size_symbol(name) for name in re.findall(r"[A-Za-z_]\w*", size)}
     try:
         expr = sympy.parse_expr(size, local_dict=names)

@@ -228,6 +228,8 @@ def _extra_user(
         if node in spared:
             continue
         users = list(outside(node))
+        if users and len(covered) == 1:
+            return Reject("partial_kernel", f"{node.name} computes more than this rule.", node)
         if users:
             names = ", ".join(
                 "the graph's output" if u.op == "output" else u.name for u in users[:4]

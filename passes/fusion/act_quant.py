@@ -8,6 +8,8 @@ Before::
 After::
 
     q, scale = compilepass.silu_and_mul_dynamic_int8_quant(x)
+
+With gate and up as two tensors, ``compilepass.silu_mul_dynamic_int8_quant(gate, up)``.
 """
 
 from __future__ import annotations
@@ -24,19 +26,34 @@ __all__ = ["FuseActQuant"]
 
 
 def silu_and_mul_quant(x: Tensor) -> tuple[Tensor, Tensor]:
-    return native.quant_int8(native.silu_and_mul(x))
+    return native.silu_and_mul_dynamic_int8_quant(x)
 
 
-def fused(x: Tensor) -> tuple[Tensor, Tensor]:
+def fused_silu_and_mul_quant(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.ops.compilepass.silu_and_mul_dynamic_int8_quant(x)  # type: ignore[no-any-return]
 
 
+def silu_mul_quant(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    return native.silu_mul_dynamic_int8_quant(gate, up)
+
+
+def fused_silu_mul_quant(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.ops.compilepass.silu_mul_dynamic_int8_quant(gate, up)  # type: ignore[no-any-return]
+
+
 class FuseActQuant(FusionPass):
-    """Gate and up are the two halves of one tensor, gate first."""
+    """Two halves of one tensor, gate first, are read from it; any other two are two inputs."""
 
     name = "fuse_act_quant"
     requires = ("eliminate_common_subexpressions",)
-    kernels = ("compilepass::silu_and_mul_dynamic_int8_quant",)
+    kernels = (
+        "compilepass::silu_and_mul_dynamic_int8_quant",
+        "compilepass::silu_mul_dynamic_int8_quant",
+    )
 
     def rules(self, ctx: PassContext) -> Sequence[Rule]:
-        return [Rule(silu_and_mul_quant, fused, {"x": ("T", "2*I")})]
+        pair = {"gate": ("...", "I"), "up": ("...", "I")}
+        return [
+            Rule(silu_and_mul_quant, fused_silu_and_mul_quant, {"x": ("...", "2*I")}),
+            Rule(silu_mul_quant, fused_silu_mul_quant, pair),
+        ]

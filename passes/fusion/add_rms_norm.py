@@ -20,15 +20,9 @@ from torch import Tensor
 from compilepass import FusionPass, PassContext, Rule
 from compilepass.kernels import native
 
+from .norm_variants import VARIANTS
+
 __all__ = ["FuseAddRMSNorm"]
-
-
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return native.fused_add_rms_norm(x, residual, weight, eps)
-
-
-def fused(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return torch.ops.compilepass.fused_add_rms_norm(x, residual, weight, eps)  # type: ignore[no-any-return]
 
 
 class FuseAddRMSNorm(FusionPass):
@@ -39,5 +33,17 @@ class FuseAddRMSNorm(FusionPass):
     kernels = ("compilepass::fused_add_rms_norm",)
 
     def rules(self, ctx: PassContext) -> Sequence[Rule]:
-        inputs = {"x": ("T", "H"), "residual": ("T", "H"), "weight": ("H",)}
-        return [Rule(add_rms_norm, fused, inputs)]
+        return [_rule(variant, dtypes) for variant, dtypes in VARIANTS.items()]
+
+
+def _rule(variant: str, dtypes: tuple[torch.dtype, ...]) -> Rule:
+    def add_rms_norm(
+        x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        return native.fused_add_rms_norm(x, residual, weight, eps, variant)
+
+    def fused(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return torch.ops.compilepass.fused_add_rms_norm(x, residual, weight, eps, variant)  # type: ignore[no-any-return]
+
+    inputs = {"x": ("...", "H"), "residual": ("...", "H"), "weight": ("H",)}
+    return Rule(add_rms_norm, fused, inputs, name=f"add_rms_norm_{variant}", dtypes=dtypes)

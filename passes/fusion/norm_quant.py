@@ -21,29 +21,9 @@ from torch import Tensor
 from compilepass import FusionPass, PassContext, Rule
 from compilepass.kernels import native
 
+from .norm_variants import VARIANTS
+
 __all__ = ["FuseNormQuant"]
-
-
-def add_rms_norm_quant(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    normed, total = native.fused_add_rms_norm(x, residual, weight, eps)
-    return (*native.quant_int8(normed), total)
-
-
-def fused_add_rms_norm_quant(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    ops = torch.ops.compilepass
-    return ops.fused_add_rms_norm_dynamic_int8_quant(x, residual, weight, eps)  # type: ignore[no-any-return]
-
-
-def rms_norm_quant(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return native.quant_int8(native.rms_norm(x, weight, eps))
-
-
-def fused_rms_norm_quant(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return torch.ops.compilepass.rms_norm_dynamic_int8_quant(x, weight, eps)  # type: ignore[no-any-return]
 
 
 class FuseNormQuant(FusionPass):
@@ -58,8 +38,37 @@ class FuseNormQuant(FusionPass):
     )
 
     def rules(self, ctx: PassContext) -> Sequence[Rule]:
-        norm = {"x": ("T", "H"), "weight": ("H",)}
         return [
-            Rule(add_rms_norm_quant, fused_add_rms_norm_quant, {**norm, "residual": ("T", "H")}),
-            Rule(rms_norm_quant, fused_rms_norm_quant, norm),
+            rule(variant, dtypes)
+            for rule in (_add_norm_quant, _norm_quant)
+            for variant, dtypes in VARIANTS.items()
         ]
+
+
+def _add_norm_quant(variant: str, dtypes: tuple[torch.dtype, ...]) -> Rule:
+    def add_rms_norm_quant(
+        x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return native.fused_add_rms_norm_dynamic_int8_quant(x, residual, weight, eps, variant)
+
+    def fused(
+        x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        op = torch.ops.compilepass.fused_add_rms_norm_dynamic_int8_quant
+        return op(x, residual, weight, eps, variant)  # type: ignore[no-any-return]
+
+    inputs = {"x": ("...", "H"), "residual": ("...", "H"), "weight": ("H",)}
+    name = f"add_rms_norm_quant_{variant}"
+    return Rule(add_rms_norm_quant, fused, inputs, name=name, dtypes=dtypes)
+
+
+def _norm_quant(variant: str, dtypes: tuple[torch.dtype, ...]) -> Rule:
+    def rms_norm_quant(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return native.rms_norm_dynamic_int8_quant(x, weight, eps, variant)
+
+    def fused(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        op = torch.ops.compilepass.rms_norm_dynamic_int8_quant
+        return op(x, weight, eps, variant)  # type: ignore[no-any-return]
+
+    inputs = {"x": ("...", "H"), "weight": ("H",)}
+    return Rule(rms_norm_quant, fused, inputs, name=f"rms_norm_quant_{variant}", dtypes=dtypes)

@@ -42,7 +42,7 @@ def kernel(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return OPS.rms_norm(x, weight, eps)  # type: ignore[no-any-return]
 
 
-RULE = Rule(norm, kernel, {"x": ("T", "H"), "weight": ("H",)})
+RULE = Rule(norm, kernel, {"x": ("...", "H"), "weight": ("H",)})
 
 
 def capture(layers: int, dynamic: bool) -> GraphModule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,10 @@ def _add_norm_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, .
     return _x(shape, dtype), *_norm_inputs(shape, dtype)
 
 
+def _pair_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    return _x(shape, dtype), _x(shape, dtype)
+
+
 def _gated_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     return (_x((*shape[:-1], 2 * shape[-1]), dtype),)
 
@@ -65,22 +69,27 @@ def _linear_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...
     return int8(*shape), scales[0], int8(columns, shape[-1]), scales[1], bias, dtype
 
 
-def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return weight * x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+def _norm(x: Tensor, weight: Tensor, eps: float, variant: str = "llama") -> Tensor:
+    factor = weight + 1 if variant == "gemma" else weight
+    return factor * x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
-def _add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return _norm(x + residual, weight, eps), x + residual
+def _add_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, variant: str = "llama"
+) -> tuple[Tensor, Tensor]:
+    return _norm(x + residual, weight, eps, variant), x + residual
 
 
-def _silu(x: Tensor) -> Tensor:
-    gate, value = x.chunk(2, -1)
-    return gate * torch.sigmoid(gate) * value
+def _with(inputs: Callable[..., tuple[Any, ...]], *more: Any) -> Callable[..., tuple[Any, ...]]:
+    return lambda shape, dtype: (*inputs(shape, dtype), *more)
 
 
-def _gelu(x: Tensor, approximate: str) -> Tensor:
-    gate, value = x.chunk(2, -1)
-    return torch.nn.functional.gelu(gate, approximate=approximate) * value
+def _silu(gate: Tensor, up: Tensor) -> Tensor:
+    return gate * torch.sigmoid(gate) * up
+
+
+def _gelu(gate: Tensor, up: Tensor, approximate: str) -> Tensor:
+    return torch.nn.functional.gelu(gate, approximate=approximate) * up
 
 
 def _rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, _: bool) -> tuple[Tensor, ...]:
@@ -102,19 +111,32 @@ def _linear(
 CASES = {
     "rms_norm": Case(_norm_inputs, lambda *a: (_norm(*a),)),
     "fused_add_rms_norm": Case(_add_norm_inputs, _add_norm),
-    "silu_and_mul": Case(_gated_inputs, lambda x: (_silu(x),)),
+    "silu_mul": Case(_pair_inputs, lambda *a: (_silu(*a),)),
+    "gelu_mul": Case(_with(_pair_inputs, "none"), lambda *a: (_gelu(*a),)),
+    "gelu_mul/tanh": Case(_with(_pair_inputs, "tanh"), lambda *a: (_gelu(*a),)),
+    "silu_and_mul": Case(_gated_inputs, lambda x: (_silu(*x.chunk(2, -1)),)),
     "gelu_and_mul": Case(
-        lambda shape, dtype: (*_gated_inputs(shape, dtype), "none"), lambda *a: (_gelu(*a),)
+        _with(_gated_inputs, "none"), lambda x, name: (_gelu(*x.chunk(2, -1), name),)
     ),
     "gelu_and_mul/tanh": Case(
-        lambda shape, dtype: (*_gated_inputs(shape, dtype), "tanh"), lambda *a: (_gelu(*a),)
+        _with(_gated_inputs, "tanh"), lambda x, name: (_gelu(*x.chunk(2, -1), name),)
     ),
     "rotary_embedding": Case(_rotary_inputs, _rotary),
     "int8_linear": Case(_linear_inputs, lambda *a: (_linear(*a),)),
     "quant_int8": Case(lambda shape, dtype: (_x(shape, dtype),), lambda x: (x,), quantises=True),
     "rms_norm_dynamic_int8_quant": Case(_norm_inputs, lambda *a: (_norm(*a),), quantises=True),
     "fused_add_rms_norm_dynamic_int8_quant": Case(_add_norm_inputs, _add_norm, quantises=True),
-    "silu_and_mul_dynamic_int8_quant": Case(_gated_inputs, lambda x: (_silu(x),), quantises=True),
+    "silu_mul_dynamic_int8_quant": Case(_pair_inputs, lambda *a: (_silu(*a),), quantises=True),
+    "silu_and_mul_dynamic_int8_quant": Case(
+        _gated_inputs, lambda x: (_silu(*x.chunk(2, -1)),), quantises=True
+    ),
+}
+# the norms again, in each of their other variants
+CASES |= {
+    f"{name}/{variant}": replace(case, inputs=_with(case.inputs, variant))
+    for name, case in CASES.items()
+    if "rms_norm" in name
+    for variant in ("torch", "gemma")
 }
 
 

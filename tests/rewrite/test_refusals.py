@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a case is a line, so that the table can be read
 """What looks like a match and is none: each case is refused with its code, and stays correct."""
 
 from __future__ import annotations

@@ -70,12 +70,15 @@ CPP_OPS: dict[str, Callable[..., str | None]] = {
     "fused_add_rms_norm": _supports_rows,
     "fused_add_rms_norm_dynamic_int8_quant": _supports_rows,
     "gelu_and_mul": _supports_rows,
+    "gelu_mul": _supports_rows,
     "int8_linear": _supports_int8_linear,
     "quant_int8": _supports_rows,
     "rms_norm": _supports_rows,
     "rms_norm_dynamic_int8_quant": _supports_rows,
     "silu_and_mul": _supports_rows,
     "silu_and_mul_dynamic_int8_quant": _supports_rows,
+    "silu_mul": _supports_rows,
+    "silu_mul_dynamic_int8_quant": _supports_rows,
 }
 
 

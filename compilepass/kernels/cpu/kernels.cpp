@@ -133,6 +133,12 @@ void run(const Source& source, const Quantised& out, int64_t rows, int64_t width
       source, mutable_data<int8_t>(out.q), mutable_data<float>(out.scale), rows, width);
 }
 
+void check_same_shape(const Tensor& a, const Tensor& b, const char* names) {
+  STD_TORCH_CHECK(
+      std::equal(a.sizes().begin(), a.sizes().end(), b.sizes().begin(), b.sizes().end()), names,
+      " have one shape.");
+}
+
 int64_t norm_width(const Tensor& x, const Tensor& weight) {
   const int64_t width = x.size(-1);
   STD_TORCH_CHECK(
@@ -141,33 +147,47 @@ int64_t norm_width(const Tensor& x, const Tensor& weight) {
   return width;
 }
 
+// Calls body with what a norm's variant does with its weight.
+template <class T, class Body>
+void with_weight(const std::string& variant, const T* weight, const Body& body) {
+  if (variant == "llama") return body(Weight<T, RoundedFirst<T>>{weight, {}});
+  const float offset = variant == "gemma" ? 1.0f : 0.0f;
+  STD_TORCH_CHECK(
+      variant == "gemma" || variant == "torch", "variant is 'llama', 'torch' or 'gemma', not '",
+      variant, "'.");
+  body(Weight<T, RoundedLast>{weight, {offset}});
+}
+
 template <class Out>
-void norm(const Tensor& x, const Tensor& weight, double eps, const Out& out) {
+void norm(
+    const Tensor& x, const Tensor& weight, double eps, const std::string& variant,
+    const Out& out) {
   const int64_t width = norm_width(x, weight);
   const Tensor rows = dense(x), weights = dense(weight);
   with_storage(x.scalar_type(), [&](auto storage) {
     using T = decltype(storage);
-    const Norm<T> source{data<T>(rows), data<T>(weights), static_cast<float>(eps), width};
-    run<T>(source, out, x.numel() / width, width);
+    with_weight(variant, data<T>(weights), [&]<class Apply>(const Weight<T, Apply>& weight) {
+      const Norm<T, Apply> source{data<T>(rows), weight, static_cast<float>(eps), width};
+      run<T>(source, out, x.numel() / width, width);
+    });
   });
 }
 
 template <class Out>
 void add_norm(
-    const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, const Out& out,
-    const Tensor& total) {
+    const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
+    const std::string& variant, const Out& out, const Tensor& total) {
   const int64_t width = norm_width(x, weight);
-  STD_TORCH_CHECK(
-      std::equal(
-          x.sizes().begin(), x.sizes().end(), residual.sizes().begin(), residual.sizes().end()),
-      "A residual has the shape of x.");
+  check_same_shape(x, residual, "x and residual");
   const Tensor rows = dense(x), residuals = dense(residual), weights = dense(weight);
   with_storage(x.scalar_type(), [&](auto storage) {
     using T = decltype(storage);
-    const AddNorm<T> source{
-        data<T>(rows), data<T>(residuals), mutable_data<T>(total), data<T>(weights),
-        static_cast<float>(eps), width};
-    run<T>(source, out, x.numel() / width, width);
+    with_weight(variant, data<T>(weights), [&]<class Apply>(const Weight<T, Apply>& weight) {
+      const AddNorm<T, Apply> source{
+          data<T>(rows), data<T>(residuals), mutable_data<T>(total), weight,
+          static_cast<float>(eps), width};
+      run<T>(source, out, x.numel() / width, width);
+    });
   });
 }
 
@@ -176,62 +196,129 @@ int64_t half(const Tensor& x) {
   return x.size(-1) / 2;
 }
 
+// A tensor with rows of adjacent elements at equal distances: the tensor itself where it can be.
+struct SpacedRows {
+  Tensor tensor;
+  int64_t stride;
+};
+SpacedRows spaced(const Tensor& t) {
+  const int64_t dims = t.dim();
+  bool even = dims > 1 && t.stride(dims - 1) == 1;
+  for (int64_t d = 1; d < dims - 1; ++d) {
+    even = even && t.stride(d - 1) == t.stride(d) * t.size(d);
+  }
+  if (even) return {t, t.stride(dims - 2)};
+  return {dense(t), t.size(-1)};
+}
+
 template <class Gate, class Out>
-void gated(const Tensor& x, const Out& out) {
+void gated_halves(const Tensor& x, const Out& out) {
   const int64_t width = half(x);
   const Tensor rows = dense(x);
   with_storage(x.scalar_type(), [&](auto storage) {
     using T = decltype(storage);
-    run<T>(Gated<T, Gate>{data<T>(rows), width}, out, x.numel() / (2 * width), width);
+    const T* start = data<T>(rows);
+    const Gated<T, Gate> source{{start, 2 * width}, {start + width, 2 * width}};
+    run<T>(source, out, x.numel() / (2 * width), width);
   });
 }
 
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
-  if (!takes(x, weight)) return call<Tensor>("compilepass_native::rms_norm", x, weight, eps);
+template <class Gate, class Out>
+void gated(const Tensor& gate, const Tensor& up, const Out& out) {
+  check_same_shape(gate, up, "gate and up");
+  const int64_t width = gate.size(-1);
+  const SpacedRows gates = spaced(gate), ups = spaced(up);
+  with_storage(gate.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    const Gated<T, Gate> source{
+        {data<T>(gates.tensor), gates.stride}, {data<T>(ups.tensor), ups.stride}};
+    run<T>(source, out, gate.numel() / width, width);
+  });
+}
+
+// Calls body with the function that a GELU's name stands for.
+template <class Body>
+void with_gelu(const std::string& approximate, const Body& body) {
+  STD_TORCH_CHECK(
+      approximate == "none" || approximate == "tanh", "approximate is 'none' or 'tanh', not '",
+      approximate, "'.");
+  approximate == "tanh" ? body(GeluTanh{}) : body(GeluErf{});
+}
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, std::string variant) {
+  if (!takes(x, weight)) {
+    return call<Tensor>("compilepass_native::rms_norm", x, weight, eps, variant);
+  }
   const Tensor out = empty(x, x.size(-1), x.scalar_type());
-  norm(x, weight, eps, out);
+  norm(x, weight, eps, variant, out);
   return out;
 }
 
 std::tuple<Tensor, Tensor> rms_norm_dynamic_int8_quant(
-    const Tensor& x, const Tensor& weight, double eps) {
+    const Tensor& x, const Tensor& weight, double eps, std::string variant) {
   if (!takes(x, weight)) {
     return call<std::tuple<Tensor, Tensor>>(
-        "compilepass_native::rms_norm_dynamic_int8_quant", x, weight, eps);
+        "compilepass_native::rms_norm_dynamic_int8_quant", x, weight, eps, variant);
   }
   const Quantised out(x, x.size(-1));
-  norm(x, weight, eps, out);
+  norm(x, weight, eps, variant, out);
   return {out.q, out.scale};
 }
 
 std::tuple<Tensor, Tensor> fused_add_rms_norm(
-    const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
+    const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, std::string variant) {
   if (!takes(x, residual, weight)) {
     return call<std::tuple<Tensor, Tensor>>(
-        "compilepass_native::fused_add_rms_norm", x, residual, weight, eps);
+        "compilepass_native::fused_add_rms_norm", x, residual, weight, eps, variant);
   }
   const Tensor out = empty(x, x.size(-1), x.scalar_type());
   const Tensor total = empty(x, x.size(-1), x.scalar_type());
-  add_norm(x, residual, weight, eps, out, total);
+  add_norm(x, residual, weight, eps, variant, out, total);
   return {out, total};
 }
 
 std::tuple<Tensor, Tensor, Tensor> fused_add_rms_norm_dynamic_int8_quant(
-    const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
+    const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, std::string variant) {
   if (!takes(x, residual, weight)) {
     return call<std::tuple<Tensor, Tensor, Tensor>>(
-        "compilepass_native::fused_add_rms_norm_dynamic_int8_quant", x, residual, weight, eps);
+        "compilepass_native::fused_add_rms_norm_dynamic_int8_quant", x, residual, weight, eps, variant);
   }
   const Quantised out(x, x.size(-1));
   const Tensor total = empty(x, x.size(-1), x.scalar_type());
-  add_norm(x, residual, weight, eps, out, total);
+  add_norm(x, residual, weight, eps, variant, out, total);
   return {out.q, out.scale, total};
+}
+
+Tensor silu_mul(const Tensor& gate, const Tensor& up) {
+  if (!takes(gate, up)) return call<Tensor>("compilepass_native::silu_mul", gate, up);
+  const Tensor out = empty(gate, gate.size(-1), gate.scalar_type());
+  gated<Silu>(gate, up, out);
+  return out;
+}
+
+std::tuple<Tensor, Tensor> silu_mul_dynamic_int8_quant(const Tensor& gate, const Tensor& up) {
+  if (!takes(gate, up)) {
+    return call<std::tuple<Tensor, Tensor>>(
+        "compilepass_native::silu_mul_dynamic_int8_quant", gate, up);
+  }
+  const Quantised out(gate, gate.size(-1));
+  gated<Silu>(gate, up, out);
+  return {out.q, out.scale};
+}
+
+Tensor gelu_mul(const Tensor& gate, const Tensor& up, std::string approximate) {
+  if (!takes(gate, up)) {
+    return call<Tensor>("compilepass_native::gelu_mul", gate, up, approximate);
+  }
+  const Tensor out = empty(gate, gate.size(-1), gate.scalar_type());
+  with_gelu(approximate, [&]<class Gelu>(Gelu) { gated<Gelu>(gate, up, out); });
+  return out;
 }
 
 Tensor silu_and_mul(const Tensor& x) {
   if (!takes(x)) return call<Tensor>("compilepass_native::silu_and_mul", x);
   const Tensor out = empty(x, half(x), x.scalar_type());
-  gated<Silu>(x, out);
+  gated_halves<Silu>(x, out);
   return out;
 }
 
@@ -241,21 +328,14 @@ std::tuple<Tensor, Tensor> silu_and_mul_dynamic_int8_quant(const Tensor& x) {
         "compilepass_native::silu_and_mul_dynamic_int8_quant", x);
   }
   const Quantised out(x, half(x));
-  gated<Silu>(x, out);
+  gated_halves<Silu>(x, out);
   return {out.q, out.scale};
 }
 
 Tensor gelu_and_mul(const Tensor& x, std::string approximate) {
-  STD_TORCH_CHECK(
-      approximate == "none" || approximate == "tanh", "approximate is 'none' or 'tanh', not '",
-      approximate, "'.");
   if (!takes(x)) return call<Tensor>("compilepass_native::gelu_and_mul", x, approximate);
   const Tensor out = empty(x, half(x), x.scalar_type());
-  if (approximate == "tanh") {
-    gated<GeluTanh>(x, out);
-  } else {
-    gated<GeluErf>(x, out);
-  }
+  with_gelu(approximate, [&]<class Gelu>(Gelu) { gated_halves<Gelu>(x, out); });
   return out;
 }
 
@@ -314,12 +394,15 @@ const Entry kEntries[] = {
     {"fused_add_rms_norm", TORCH_BOX(&fused_add_rms_norm)},
     {"fused_add_rms_norm_dynamic_int8_quant", TORCH_BOX(&fused_add_rms_norm_dynamic_int8_quant)},
     {"gelu_and_mul", TORCH_BOX(&gelu_and_mul)},
+    {"gelu_mul", TORCH_BOX(&gelu_mul)},
     {"int8_linear", TORCH_BOX(&int8_linear)},
     {"quant_int8", TORCH_BOX(&quant_int8)},
     {"rms_norm", TORCH_BOX(&rms_norm)},
     {"rms_norm_dynamic_int8_quant", TORCH_BOX(&rms_norm_dynamic_int8_quant)},
     {"silu_and_mul", TORCH_BOX(&silu_and_mul)},
     {"silu_and_mul_dynamic_int8_quant", TORCH_BOX(&silu_and_mul_dynamic_int8_quant)},
+    {"silu_mul", TORCH_BOX(&silu_mul)},
+    {"silu_mul_dynamic_int8_quant", TORCH_BOX(&silu_mul_dynamic_int8_quant)},
 };
 
 }  // namespace
