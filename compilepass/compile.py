@@ -114,6 +114,7 @@ class Backend:
             self.plan,
             inductor.engine(),
             strict=config.strict,
+            verify=config.verify,
             instruments=[*instruments, *([self._dump] if self._dump is not None else [])],
         )
         self._slots: dict[object, list[_Slot]] = {}  # by what is compiled: see inductor.Frame

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -38,8 +39,9 @@ class Instrument(Protocol):
 class PassManager:
     """A plan and the engine that its rules run on.
 
-    ``strict`` makes an error of a pass that raises; without it the graph is restored and the
-    record says ``failed``.
+    ``verify`` runs each rewritten site against what it replaced; one that differs is restored, and
+    its pass has failed. ``strict`` makes an error of a pass that fails; without it the graph is
+    restored and the record says ``failed``.
     """
 
     def __init__(
@@ -48,11 +50,13 @@ class PassManager:
         engine: Engine,
         *,
         strict: bool = False,
+        verify: bool = False,
         instruments: Sequence[Instrument] = (),
     ) -> None:
         self.plan = plan
         self._engine = engine
         self._strict = strict
+        self._verify = verify
         self._instruments = tuple(instruments)
         self._code: str | None = None
 
@@ -76,7 +80,7 @@ class PassManager:
             ensure_loaded(ctx.device_type)
         nodes_before = len(graph.nodes)
         records: list[PassRecord] = []
-        session = _SessionOf(self._engine, graph)
+        session = _SessionOf(partial(self._engine.session, graph, verify=self._verify))
         for instrument in self._instruments:
             instrument.begin(graph, ctx)
         for entry in self.plan.entries:
@@ -133,7 +137,8 @@ class PassManager:
         # a near miss is read after all rules, since a later one may have taken its place
         found = tuple(_record(r) for r in results)
         changes = sum(r.count for r in results)
-        errors = [r.error for r in results if r.error is not None]
+        errors: list[Exception] = [r.error for r in results if r.error is not None]
+        errors += [PassError(r.wrong) for r in results if r.wrong]
         if errors:
             return self._failed(pass_, here.graph, errors[0], changes, found)
         if rules and not ctx.is_inference and not any(r.training for r in rules):
@@ -193,13 +198,13 @@ def _rules(pass_: FusionPass, ctx: PassContext) -> tuple[Rule, ...]:
 class _SessionOf:
     """The engine's session on one graph, made anew after a pass that is no set of rules."""
 
-    def __init__(self, engine: Engine, graph: Graph) -> None:
-        self._engine, self._graph = engine, graph
+    def __init__(self, start: Callable[[], Session]) -> None:
+        self._start = start
         self._session: Session | None = None
 
     def get(self) -> Session:
         if self._session is None:
-            self._session = self._engine.session(self._graph)
+            self._session = self._start()
         return self._session
 
     def forget(self) -> None:

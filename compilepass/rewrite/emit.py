@@ -26,6 +26,7 @@ from .reject import Reject
 from .site import Site
 from .term import same, size_of
 from .trace import size_symbol
+from .verify import find_difference
 
 __all__ = ["Emitter"]
 
@@ -45,10 +46,14 @@ class _Template:
 class Emitter:
     """Rewrites sites of one graph and keeps ``canonical`` up to date."""
 
-    def __init__(self, graph: Graph, canonical: Canonical, *, has_writes: bool) -> None:
+    def __init__(
+        self, graph: Graph, canonical: Canonical, *, has_writes: bool, verify: bool
+    ) -> None:
         self._graph = graph
         self._canonical = canonical
         self._has_writes = has_writes
+        self._verify = verify
+        self._verified: dict[int, Reject | None] = {}  # by the template, which stands for its sites
         self._templates: dict[Any, _Template] = {}
         self._sizes: dict[sympy.Expr, list[Node]] = {}
         for node in graph.nodes:
@@ -71,6 +76,9 @@ class Emitter:
         except Exception as error:
             reject = _as_reject(error, f"the replacement of {site.match.rule} cannot be put in")
             return self._undo(made, reject.at(site.anchor))
+        wrong = self._difference(site, template, new_outputs) if self._verify else None
+        if wrong is not None:
+            return self._undo(made, wrong)
         old = [self._canonical.term(o) if o is not None else None for o in site.outputs]
         self._redirect(site, new_outputs)
         if site.must_sort:
@@ -81,6 +89,15 @@ class Emitter:
             if term is not None:
                 self._canonical.replace(term, node, made)
         return made
+
+    def _difference(self, site: Site, template: _Template, new: list[Node]) -> Reject | None:
+        """What running both sides shows, once per kind of site."""
+        key = id(template)
+        if key not in self._verified:
+            inputs = list(site.match.inputs.values())
+            self._verified[key] = find_difference(site.match.rule, site.outputs, new, inputs)
+        reject = self._verified[key]
+        return reject.at(site.anchor) if reject is not None else None
 
     def _is_visible(self, site: Site) -> bool:
         """Whether it can be told that an output shares its memory with another value."""
@@ -330,9 +347,7 @@ def _own_value(call: Call, node: Node, mode: FakeTensorMode, heirs: dict[Call, A
     if call in heirs:
         return heirs[call]
     parts = {
-        c.args[1]: v
-        for c, v in heirs.items()
-        if c.target is operator.getitem and c.args[0] is call
+        c.args[1]: v for c, v in heirs.items() if c.target is operator.getitem and c.args[0] is call
     }
     val = call.meta["val"]
     if not isinstance(val, (tuple, list)):

@@ -80,6 +80,15 @@ class RuleResult:
         return self.refusals.total() - self.declined - self.refusals[_FUSED]
 
     @property
+    def wrong(self) -> str:
+        """The first site whose replacement computes something else, or ``""``."""
+        for m in self._missed:
+            if isinstance(m.why, Reject) and m.why.code == "numerics":
+                node = f" at {m.why.node.name}" if m.why.node is not None else ""
+                return f"{m.why.message}{node}: {m.why.found}, allowed {m.why.expected}"
+        return ""
+
+    @property
     def candidates(self) -> int:
         """How many values the rarest operation of the pattern stood for, when the rule began."""
         found = {t for c in self._candidates for t in c.found if self._fused.isdisjoint(t.owners)}
@@ -134,8 +143,9 @@ class Engine:
             self._patterns[key] = Pattern.of(rule, dtype, self._decompositions)
         return self._patterns[key]
 
-    def session(self, graph: Graph) -> Session:
-        return Session(self, graph)
+    def session(self, graph: Graph, *, verify: bool = False) -> Session:
+        """A session on ``graph``; ``verify`` runs each kind of replacement against its original."""
+        return Session(self, graph, verify=verify)
 
     def apply(self, graph: Graph, rules: Sequence[Rule]) -> list[RuleResult]:
         """Apply ``rules`` in order to ``graph``, in place."""
@@ -146,13 +156,15 @@ class Engine:
 class Session:
     """The engine at work on one graph; nobody else may edit the graph meanwhile."""
 
-    def __init__(self, engine: Engine, graph: Graph) -> None:
+    def __init__(self, engine: Engine, graph: Graph, *, verify: bool = False) -> None:
         self._engine = engine
         self.graph = graph
         self.canonical = Canonical(engine._expand)
         self.canonical.add_graph(graph)
         self._mutations = Mutations(graph)
-        self._emitter = Emitter(graph, self.canonical, has_writes=bool(self._mutations))
+        self._emitter = Emitter(
+            graph, self.canonical, has_writes=bool(self._mutations), verify=verify
+        )
 
     def apply(self, rule: Rule, *, refusal: Reject | None = None) -> RuleResult:
         """Rewrite every site of ``rule``, in graph order; with ``refusal``, refuse it instead."""

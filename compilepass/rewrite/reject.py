@@ -34,6 +34,7 @@ REJECT_CODES: dict[str, str] = {
     "guard": "a size condition that the pattern was traced under does not hold",
     "kernel_unavailable": "the kernel has no implementation on this device",
     "kernel_declined": "every implementation of the kernel declines these inputs",
+    "numerics": "the replacement computes something else (verify=True)",
     "check": "the rule's own check refused",
     "training": "the graph has a backward pass and the rule is for inference only",
     "error": "the rule's own code raised",
