@@ -68,7 +68,8 @@ class PassManager:
         try:
             if self._code is None:
                 running = [(pass_.name, pass_) for pass_ in self.plan.running]
-                self._code = fingerprint(torch.__version__, _of_code(type(self._engine)), running)
+                engine: Any = type(self._engine)
+                self._code = fingerprint(torch.__version__, _of_code(engine), running)
         except Unidentified:
             return None
         kernels = [_identity(k, device_type) for p in self.plan.running for k in p.kernels]
