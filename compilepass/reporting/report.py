@@ -130,5 +130,7 @@ def _pass(data: dict[str, Any]) -> PassRecord:
 
 def _rule(data: dict[str, Any]) -> RuleRecord:
     near = data["near_miss"]
+    if near is not None:
+        near = NearMiss(**{**near, "equivalences": tuple(near["equivalences"])})
     sites = tuple(MatchRecord(m["node"], tuple(m["sources"])) for m in data["sites"])
-    return RuleRecord(data["rule"], sites, NearMiss(**near) if near else None, data["refused"])
+    return RuleRecord(**{**data, "sites": sites, "near_miss": near})
