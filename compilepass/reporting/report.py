@@ -30,8 +30,9 @@ class Report:
 
     @property
     def matches(self) -> dict[str, int]:
-        """Changes per pass that ran, in the order of the plan."""
-        return {p.name: p.changes for p in self.passes if p.status == "ran"}
+        """Changes per pass that ran in any graph, in the order of the plan."""
+        ran = {p.name for g in self.graphs for p in g.passes if p.status == "ran"}
+        return {p.name: p.changes for p in self.passes if p.name in ran}
 
     @property
     def rules(self) -> dict[str, int]:
@@ -129,5 +130,7 @@ def _pass(data: dict[str, Any]) -> PassRecord:
 
 def _rule(data: dict[str, Any]) -> RuleRecord:
     near = data["near_miss"]
+    if near is not None:
+        near = NearMiss(**{**near, "equivalences": tuple(near["equivalences"])})
     sites = tuple(MatchRecord(m["node"], tuple(m["sources"])) for m in data["sites"])
-    return RuleRecord(data["rule"], sites, NearMiss(**near) if near else None, data["refused"])
+    return RuleRecord(**{**data, "sites": sites, "near_miss": near})
