@@ -4,12 +4,15 @@
     fast(x)
     print(report(fast))
 
-A :class:`Backend` is the Dynamo backend; it keeps one record per graph. A graph that Inductor takes
-from its cache runs no pass, so records are stored under the graph's key and come back from there.
+A :class:`Backend` is the Dynamo backend; it keeps one record per graph, that of its last compile. A
+graph that Inductor takes from its cache runs no pass, so records are stored under the graph's key
+and come back from there.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 import weakref
 from collections import Counter
@@ -21,16 +24,27 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
 
-from . import inductor
-from .config import CompilationConfig, CompilationMode, get_config
+from . import inductor, torch_compat
+from .config import CompilationConfig, CompilationMode, config_is_default, get_config, use_config
+from .depyf_dump import watching
 from .errors import ConfigError, ExpectationError, did_you_mean
 from .ops import check_policy_names, unmatched_overrides
-from .passmanager import PassContext, PassManager, Plan, build_plan, known_passes
+from .passmanager import Instrument, PassContext, PassManager, Plan, build_plan, known_passes
 from .passmanager.dump import Dump
 from .reporting import GraphRecord, OpRecord, Report, note, notes
 from .reporting.store import load_graphs, save_graphs
 
-__all__ = ["Backend", "backend", "compile", "dynamo_backend", "plan", "report"]
+__all__ = [
+    "Backend",
+    "backend",
+    "compile",
+    "compile_with",
+    "dynamo_backend",
+    "explain",
+    "plan",
+    "report",
+    "unexpected",
+]
 
 M = TypeVar("M", bound=Callable[..., Any])
 
@@ -39,10 +53,27 @@ _OURS = ("inductor", "fx")
 
 @dataclass
 class _Slot:
-    """One graph of Dynamo's: the records of its forward and backward."""
+    """One graph of Dynamo's, with the records of its forward and backward graphs by their names."""
 
-    records: list[GraphRecord] = field(default_factory=list)
+    number: int
+    frame: object = None
+    records: dict[str, GraphRecord] = field(default_factory=dict)
     from_cache: bool = False
+
+    def name(self, kind: inductor.GraphKind) -> str:
+        """``graph 0``, ``graph 0 backward``, ``graph 0 true_graph_0``."""
+        parts = ["graph", str(self.number), "backward" if kind.is_backward else "", kind.part]
+        return " ".join(filter(None, parts))
+
+    @property
+    def has_forward(self) -> bool:
+        return any(not record.is_backward for record in self.records.values())
+
+    def load(self, stored: Sequence[GraphRecord]) -> None:
+        """Fill in what a cache hit left out; the number in a stored name is another process's."""
+        for record in stored:
+            name = " ".join(["graph", str(self.number), *record.name.split()[2:]])
+            self.records.setdefault(name, replace(record, name=name))
 
 
 class Backend:
@@ -53,13 +84,19 @@ class Backend:
 
     __name__ = "compilepass"
 
-    def __init__(self, config: CompilationConfig, model: object = None) -> None:
+    def __init__(
+        self,
+        config: CompilationConfig,
+        model: object = None,
+        instruments: Sequence[Instrument] = (),
+    ) -> None:
         if config.backend not in _OURS:
             raise ConfigError(
                 f"backend={config.backend!r} runs no passes",
                 hint="Use 'inductor' or 'fx', or mode=STOCK_TORCH_COMPILE for another backend.",
             )
         self.config = config
+        self._default = config_is_default() and config is get_config()
         self.plan = plan(config)
         self._model = weakref.ref(model) if isinstance(model, nn.Module) else None
         inductor.check_options(config.inductor_options)
@@ -70,7 +107,7 @@ class Backend:
                     hint=did_you_mean(name, [e.name for e in self.plan.entries]),
                 )
         self._dump = (
-            Dump(config.debug_dump_path, self.plan, config.to_toml())
+            Dump(config.debug_dump_path, self.plan, _config_text(config))
             if config.debug_dump_path is not None
             else None
         )
@@ -78,11 +115,19 @@ class Backend:
             self.plan,
             inductor.engine(),
             strict=config.strict,
-            instruments=[self._dump] if self._dump is not None else [],
+            verify=config.verify,
+            instruments=[*instruments, *([self._dump] if self._dump is not None else [])],
         )
-        self._slots: dict[object, _Slot] = {}
+        self._slots: dict[object, list[_Slot]] = {}  # by what is compiled: see inductor.Frame
         self._lock = threading.RLock()
 
+    def __deepcopy__(self, memo: object) -> Backend:
+        return self  # the copy of a compiled model is compiled by the same backend
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Backend, (self.config,)
+
+    @inductor.past_dynamo()
     def __call__(self, gm: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         if kwargs:
             raise ConfigError(
@@ -92,46 +137,79 @@ class Backend:
         inductor.specialize_floats(gm)
         check_policy_names(self.config)
         _report_unmatched_overrides()
-        with self._lock:
-            frame = inductor.frame_id()
-            slot = self._slots[frame if frame is not None else object()] = _Slot()
-        uuid = self._manager.uuid(self.config.fingerprint(), self.config.backend)
-        key = inductor.graph_key(gm, inputs, uuid)
+        device = next((i.device.type for i in inputs if isinstance(i, torch.Tensor)), "cpu")
+        uuid = self._manager.uuid(device, self.config.fingerprint())
+        key = inductor.graph_key(gm, inputs, uuid) if uuid is not None else None
+        slot = self._next_slot()
         run = self._runner(slot, key)
         # a dump wants the passes to run, whatever is cached
-        compiled = self._compile(gm, inputs, run, uuid, caches=self._dump is None)
-        if not slot.records:  # Inductor had the graph in its cache
-            stored = load_graphs(key)
-            if stored:
-                slot.records, slot.from_cache = list(stored), True
-            else:  # its record is gone: have the passes run again
-                compiled = self._compile(gm, inputs, run, uuid, caches=False)
-        self._after_graph()
+        compiled = self._compile(gm, inputs, run, uuid, caches=key is not None and not self._dump)
+        if not slot.has_forward:  # Inductor had the graph in its cache
+            slot.load(load_graphs(key) or () if key is not None else ())
+            slot.from_cache = slot.has_forward
+        if not slot.has_forward:  # its record is gone: have the passes run again
+            compiled = self._compile(gm, inputs, run, uuid, caches=False)
+        self.finish_dump()
+        self._check_not_too_many()
         return compiled
 
+    def reset(self) -> None:
+        """Called by ``torch._dynamo.reset()``: what is compiled again replaces its old record."""
+        with self._lock:
+            for slot in self._all_slots():
+                slot.frame = None
+
+    def _all_slots(self) -> list[_Slot]:
+        with self._lock:
+            slots = [slot for group in self._slots.values() for slot in group]
+        return sorted(slots, key=lambda slot: slot.number)
+
+    def _next_slot(self) -> _Slot:
+        """The slot for the frame being compiled: its old one, emptied, or a new one."""
+        frame = inductor.current_frame()
+        with self._lock:
+            group = self._slots.setdefault(frame.of, [])
+            old = [s for s in group if s.frame == frame.number] or [
+                s for s in group if s.frame is None
+            ]
+            slot = old[0] if old else _Slot(len(self._all_slots()))
+            if not old:
+                group.append(slot)
+            slot.frame, slot.records, slot.from_cache = frame.number, {}, False
+        return slot
+
     def _compile(
-        self, gm: GraphModule, inputs: Sequence[Any], run: Any, uuid: str, caches: bool
+        self,
+        gm: GraphModule,
+        inputs: Sequence[Any],
+        run: inductor.RunPasses,
+        uuid: str | None,
+        caches: bool,
     ) -> Callable[..., Any]:
-        options = dict(self.config.inductor_options)
-        if self.config.use_inductor_graph_partition:
-            options["graph_partition"] = True
         return inductor.compile_graph(
             gm,
             inputs,
             run,
             backend=self.config.backend,
             uuid=uuid,
-            options=options,
+            options=_inductor_options(self.config),
             caches=caches,
         )
 
-    def _runner(self, slot: _Slot, key: str) -> inductor.RunPasses:
-        def run(graph: Graph, is_inference: bool) -> None:
-            ctx = PassContext(_device_type(graph), self.config.backend, is_inference)
-            record = self._manager.run(graph, ctx, f"graph {len(slot.records)}")
+    def _runner(self, slot: _Slot, key: str | None) -> inductor.RunPasses:
+        records = slot.records
+
+        def run(graph: Graph, kind: inductor.GraphKind) -> None:
+            ctx = PassContext(
+                _device_type(graph), self.config.backend, kind.is_inference, slot.name(kind)
+            )
+            record = replace(self._manager.run(graph, ctx), is_backward=kind.is_backward)
             with self._lock:
-                slot.records.append(record)
-                save_graphs(key, slot.records)
+                records[record.name] = record
+                if key is not None:
+                    save_graphs(key, list(records.values()))
+            if kind.is_backward:  # compiled at the first backward pass, when all else is done
+                self.finish_dump()
 
         return run
 
@@ -139,16 +217,14 @@ class Backend:
 
     def report(self) -> Report:
         """What happened to the graphs that this backend has compiled so far."""
-        with self._lock:
-            slots = list(self._slots.values())
-        graphs = [g for slot in slots for g in slot.records]
-        named = tuple(replace(g, name=f"graph {i}") for i, g in enumerate(graphs))
+        slots = self._all_slots()
         return Report(
-            graphs=named,
+            graphs=tuple(record for slot in slots for record in slot.records.values()),
             ops=tuple(_ops(self.config, self._model() if self._model else None)),
             notes=notes(),
-            config=self.config.to_toml(),
+            config=_config_text(self.config),
             from_cache=bool(slots) and all(s.from_cache for s in slots),
+            default_config=self._default,
         )
 
     def check(self) -> None:
@@ -156,22 +232,21 @@ class Backend:
         found = self.report()
         for name, wanted in self.config.expect.items():
             if found.matches.get(name, 0) != wanted:
-                raise _unexpected(found, name, wanted)
+                raise unexpected(found, name, f"expect says {wanted}")
         if self.config.strict and found.graphs:
             for name in sorted(self.plan.asked):
                 if not found.matches.get(name):
-                    raise _unexpected(found, name, None)
+                    raise unexpected(found, name, "strict=True and it was asked for by name")
 
-    def _after_graph(self) -> None:
-        found = self.report()
-        if self._dump is not None:
-            self._dump.finish(found)
-        for name, wanted in self.config.expect.items():
-            if found.matches.get(name, 0) > wanted:
-                raise _unexpected(found, name, wanted)
+    def _check_not_too_many(self) -> None:
+        if self.config.expect:
+            found = self.report()
+            for name, wanted in self.config.expect.items():
+                if found.matches.get(name, 0) > wanted:
+                    raise unexpected(found, name, f"expect says {wanted}")
 
     def finish_dump(self) -> None:
-        """Write the dump's index and report again, after more files have come in."""
+        """Write the dump's report and index, again when more files have come in."""
         if self._dump is not None:
             self._dump.finish(self.report())
 
@@ -199,40 +274,115 @@ def compile(model: M, config: CompilationConfig | None = None, **options: Any) -
         config = config.model_copy(update=options)
     if config.mode is CompilationMode.NONE:
         return model
-    dynamo: dict[str, Any] = {"dynamic": config.dynamic, "fullgraph": config.fullgraph}
     if config.mode is CompilationMode.STOCK_TORCH_COMPILE:
-        inductor.check_options(config.inductor_options)
-        if config.inductor_options:
-            dynamo["options"] = config.inductor_options
-        return cast(M, torch.compile(model, backend=config.backend, **dynamo))
-    made = Backend(config, model)
-    fast = torch.compile(model, backend=made, **dynamo)
+        return cast(M, torch.compile(model, **_stock(config), **_dynamo_options(config)))
+    return compile_with(model, Backend(config, model))
+
+
+def explain(
+    model: Callable[..., Any],
+    args: Sequence[Any],
+    config: CompilationConfig | None = None,
+    *,
+    passes: Sequence[str] | None = None,
+) -> Report:
+    """What the passes would do to ``model(*args)``, without generating code.
+
+    The model is compiled up to Inductor's code generation and called once. Its ops keep the
+    decisions that they took when it was built; ops built during the call take those of ``config``.
+    ``passes`` replaces the config's pass policy. The ambient grad mode decides whether the graph
+    is one of a training step, as in :func:`compile`; ``expect`` and ``strict`` are left out, since
+    the report is the answer.
+    """
+    config = config or get_config()
+    ops = config.op_policy()
+    update: dict[str, Any] = {"backend": "fx", "expect": {}, "strict": False}
+    update["mode"] = CompilationMode.COMPILE_WITH_PASSES
+    update["debug_dump_path"] = None
+    update["custom_ops"] = [str(ops.base), *(w for w in config.custom_ops if w[:1] in "+-")]
+    if passes is not None:
+        update["passes"] = list(passes)
+    fast = compile(model, config.model_copy(update=update))
+    with use_config(config):
+        fast(*args)
+    return report(fast)
+
+
+def compile_with(model: M, made: Backend) -> M:
+    """As :func:`compile`, with a backend that the caller made."""
+    fast = torch.compile(model, backend=made, **_dynamo_options(made.config))
     fast = _with_first_call(fast, made)
-    _backends[fast] = made
+    if not isinstance(fast, nn.Module):
+        _of_functions[fast] = made
     return fast  # type: ignore[no-any-return]
+
+
+def _dynamo_options(config: CompilationConfig) -> dict[str, Any]:
+    return {"dynamic": config.dynamic, "fullgraph": config.fullgraph, **torch_compat.isolated()}
+
+
+def _stock(config: CompilationConfig) -> dict[str, Any]:
+    """The arguments of ``torch.compile`` that compile as ``config`` does, without its passes."""
+    if config.backend == "fx":
+        return {"backend": "aot_eager"}
+    options = config.inductor_options
+    if config.backend == "inductor":
+        options = _inductor_options(config)
+        inductor.check_options(options)
+    return (
+        {"backend": config.backend, "options": options} if options else {"backend": config.backend}
+    )
+
+
+def _inductor_options(config: CompilationConfig) -> dict[str, Any]:
+    partition = {"graph_partition": True} if config.use_inductor_graph_partition else {}
+    return {**config.inductor_options, **partition}
+
+
+def _config_text(config: CompilationConfig) -> str:
+    """The config as TOML, with a comment for each option that only code can set."""
+    plain = (bool, int, float, str)
+    options = {k: v for k, v in config.inductor_options.items() if isinstance(v, plain)}
+    text = config.model_copy(update={"inductor_options": options}).to_toml()
+    left = sorted(config.inductor_options.keys() - options.keys())
+    return text + "".join(f"# inductor_options.{name} is set in code\n" for name in left)
 
 
 def _with_first_call(fast: Any, made: Backend) -> Any:
     """Check expectations after the first call, and let depyf watch it where a dump is asked for."""
-    from .depyf_dump import watch_first_call
-
     path = made.config.debug_dump_path
-    if path is not None:
-        fast = watch_first_call(fast, path / "depyf", made.finish_dump)
-    if not made.config.expect and not made.config.strict:
-        return fast
-    if isinstance(fast, nn.Module):
-
-        def check_once(*_: Any) -> None:
-            handle.remove()
-            made.check()
-
-        handle = fast.register_forward_hook(check_once)
+    if path is None and not made.config.expect and not made.config.strict:
         return fast
 
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        out = fast(*args, **kwargs)
+    def first_call(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        with watching(path / "depyf") if path is not None else contextlib.nullcontext():
+            return call(*args, **kwargs)
+
+    def after() -> None:
+        made.finish_dump()
         made.check()
+
+    if isinstance(fast, nn.Module):
+        forward = fast.forward
+
+        def once(*args: Any, **kwargs: Any) -> Any:
+            out = first_call(forward, args, kwargs)
+            fast.forward = forward
+            after()
+            return out
+
+        fast.forward = once
+        return fast
+    done = False
+
+    @functools.wraps(fast)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        nonlocal done
+        if done:
+            return fast(*args, **kwargs)
+        out = first_call(fast, args, kwargs)
+        done = True
+        after()
         return out
 
     return checked
@@ -259,14 +409,9 @@ def report(compiled: object = None) -> Report:
     Without an argument: to everything compiled with ``backend="compilepass"`` by name. Raises
     :class:`ConfigError` for what was not compiled by this toolkit.
     """
-    if isinstance(compiled, Backend):
-        return compiled.report()
     if compiled is None:
-        graphs = [g for b in _by_name.values() for g in b.report().graphs]
-        first = next(iter(_by_name.values()), None)
-        base = first.report() if first is not None else Report(notes=notes())
-        return replace(base, graphs=tuple(graphs))
-    made = _backends.get(compiled)
+        return _report_by_name()
+    made = compiled if isinstance(compiled, Backend) else _backend_of(compiled)
     if made is None:
         raise ConfigError(
             f"there is no report on {type(compiled).__name__}",
@@ -277,8 +422,27 @@ def report(compiled: object = None) -> Report:
     return made.report()
 
 
-_backends: weakref.WeakKeyDictionary[Any, Backend] = weakref.WeakKeyDictionary()
-_by_name: dict[str, Backend] = {}
+def _backend_of(compiled: object) -> Backend | None:
+    if isinstance(compiled, nn.Module):  # a copy of a compiled module is found too
+        made = inductor.backend_of(compiled)
+        return made if isinstance(made, Backend) else None
+    return _of_functions.get(compiled) if callable(compiled) else None
+
+
+def _report_by_name() -> Report:
+    reports = [b.report() for b in _by_name]
+    return Report(
+        graphs=tuple(g for r in reports for g in r.graphs),
+        ops=tuple(dict.fromkeys(o for r in reports for o in r.ops)),
+        notes=notes(),
+        config="\n".join(r.config for r in reports),
+        from_cache=bool(reports) and all(r.from_cache for r in reports),
+    )
+
+
+_of_functions: weakref.WeakKeyDictionary[Any, Backend] = weakref.WeakKeyDictionary()
+_by_name: list[Backend] = []
+_by_name_lock = threading.Lock()
 
 
 def _default_backend(options: dict[str, Any], mode: str | None) -> Backend:
@@ -289,12 +453,13 @@ def _default_backend(options: dict[str, Any], mode: str | None) -> Backend:
         inductor_options = {**inductor.mode_options(mode), **inductor_options}
     if inductor_options:
         fields["inductor_options"] = {**config.inductor_options, **inductor_options}
-    if fields:
-        config = config.model_copy(update=fields)
-    key = f"{config.fingerprint()} {config.debug_dump_path} {config.expect} {config.strict}"
-    if key not in _by_name:
-        _by_name[key] = Backend(config)
-    return _by_name[key]
+    config = config.model_copy(update=fields) if fields else config
+    with _by_name_lock:
+        made = next((b for b in _by_name if b.config == config), None)
+        if made is None:
+            made = Backend(config)
+            _by_name.append(made)
+    return made
 
 
 def _report_unmatched_overrides() -> None:
@@ -302,17 +467,13 @@ def _report_unmatched_overrides() -> None:
         note("ops", f"the out-of-tree override of {name!r} replaces nothing: no such class exists")
 
 
-def _unexpected(found: Report, name: str, wanted: int | None) -> ExpectationError:
+def unexpected(found: Report, name: str, asked: str) -> ExpectationError:
+    """The error that a pass matched not as often as ``asked``, with the near misses."""
     got = found.matches.get(name, 0)
     record = next((p for p in found.passes if p.name == name), None)
     near = [str(n) for n in found.near_misses if n.pass_name == name]
     why = "\n".join(near) or (
         f"it {record.status}: {record.reason}" if record and record.reason else ""
-    )
-    asked = (
-        f"expect says {wanted}"
-        if wanted is not None
-        else "strict=True and it was asked for by name"
     )
     return ExpectationError(
         f"Pass {name!r} matched {got} time{'s' * (got != 1)}, and {asked}.",

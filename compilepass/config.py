@@ -53,6 +53,7 @@ __all__ = [
     "plugin_allowlist",
     "set_default_config",
     "use_config",
+    "work_offline",
 ]
 
 _PREFIX = "COMPILEPASS_"
@@ -93,6 +94,8 @@ class CompilationConfig(BaseModel):
         default (as without a level), 3 all passes. An error beside the bases ``all`` and ``none``.
     expect: pass name to number of matches; another number is an error with the reason.
     strict: a pass that raises, or was asked for by name and matches nothing, is an error.
+    verify: run each rewritten site and what it replaced on random inputs, and compare both with
+        float64; a site that is worse is restored and its pass counts as failed.
     debug_dump_path: directory for graphs, patterns and reports.
     inductor_options: as ``torch.compile(options=…)``.
     use_inductor_graph_partition: let Inductor split at code generation, so passes see whole graphs.
@@ -112,6 +115,7 @@ class CompilationConfig(BaseModel):
     level: int | None = Field(None, ge=0, le=3)
     expect: dict[str, NonNegativeInt] = Field(default_factory=dict)
     strict: bool = False
+    verify: bool = False
     debug_dump_path: Path | None = None
     inductor_options: dict[str, Any] = Field(default_factory=dict)
     use_inductor_graph_partition: bool = False
@@ -331,6 +335,7 @@ class CompilationConfig(BaseModel):
             "backend": self.backend,
             "dynamic": self.dynamic,
             "fullgraph": self.fullgraph,
+            "verify": self.verify,
             "custom_ops": self.op_policy().key(),
             "passes": self.pass_policy().key(),
             "inductor_options": self.inductor_options,
@@ -340,7 +345,7 @@ class CompilationConfig(BaseModel):
                 for entry in self.extra_passes
             ],
         }
-        text = json.dumps(behaviour, sort_keys=True, default=repr)
+        text = json.dumps(behaviour, sort_keys=True, default=_identity)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -353,6 +358,12 @@ def _pass_names(what: str, names: Sequence[str]) -> tuple[str, ...]:
             hint=f'Example: {what}=["fuse_norm_quant"].',
         )
     return tuple(names)
+
+
+def _identity(obj: Any) -> str:
+    """What an Inductor option that is no plain data says of itself, never its address."""
+    uuid = getattr(obj, "uuid", None)
+    return repr(uuid()) if callable(uuid) else _qualified_name(obj)
 
 
 def _qualified_name(obj: Any) -> str:
@@ -475,6 +486,11 @@ def plugin_allowlist() -> tuple[str, ...] | None:
 def cxx() -> str | None:
     """The C++ compiler to use: COMPILEPASS_CXX, else CXX, else ``None``."""
     return os.environ.get(_PREFIX + "CXX") or os.environ.get("CXX") or None
+
+
+def work_offline() -> None:
+    """Have Hugging Face libraries that are imported later make no connection."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def cpp_disabled() -> bool:

@@ -8,56 +8,40 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-__all__ = ["watch_first_call"]
+__all__ = ["watching"]
 
 
-def watch_first_call(fast: Any, path: Path, done: Callable[[], None]) -> Any:
-    """``fast`` with depyf watching its first call, writing to ``path``; ``done`` runs after it."""
-    state = {"watch": True}
-    inner = fast.forward if isinstance(fast, nn.Module) else fast
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not state["watch"]:
-            return inner(*args, **kwargs)
-        state["watch"] = False
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                watcher = _prepare(path)
-                watcher.__enter__()
-        except Exception:
-            _give_up(path)
-            out = inner(*args, **kwargs)
-        else:
-            out = inner(*args, **kwargs)
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    watcher.__exit__(None, None, None)
-            except Exception:
-                _give_up(path)
-        done()
-        return out
-
-    if isinstance(fast, nn.Module):
-        fast.forward = call
-        return fast
-    return call
+@contextmanager
+def watching(path: Path) -> Iterator[None]:
+    """Have depyf write what Dynamo compiles in the scope to ``path``; errors of the scope pass."""
+    watcher = _quietly(path, lambda: _entered(path))
+    try:
+        yield
+    finally:
+        if watcher is not None:
+            _quietly(path, lambda: watcher.__exit__(None, None, None))
 
 
-def _prepare(path: Path) -> Any:
+def _entered(path: Path) -> Any:
     import depyf
 
     path.mkdir(parents=True, exist_ok=True)
-    return depyf.prepare_debug(str(path))
+    watcher = depyf.prepare_debug(str(path))
+    watcher.__enter__()
+    return watcher
 
 
-def _give_up(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    (path.parent / "depyf_failed.txt").write_text(traceback.format_exc())
+def _quietly(path: Path, act: Callable[[], Any]) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return act()
+    except Exception:
+        with suppress(OSError):
+            (path.parent / "depyf_failed.txt").write_text(traceback.format_exc())
+        return None

@@ -19,30 +19,49 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
 
 import torch
 from torch.fx import Graph, GraphModule
 
-from .errors import ConfigError, did_you_mean
+from .errors import CompilePassError, ConfigError, did_you_mean
 from .passmanager import Pass, PassContext, changed_by
 from .rewrite import Engine
 
 __all__ = [
+    "Frame",
+    "GraphKind",
     "adapt_pass",
+    "backend_of",
     "check_options",
     "compile_graph",
+    "current_frame",
+    "defunctionalize",
     "engine",
-    "frame_id",
     "graph_key",
     "mode_options",
     "on_compile",
+    "past_dynamo",
     "specialize_floats",
 ]
 
-#: runs our passes on (graph, is_inference)
-RunPasses = Callable[[Graph, bool], None]
+
+@dataclass(frozen=True)
+class GraphKind:
+    """Which of the graphs of one Dynamo graph is compiled.
+
+    ``part`` names the body of a higher-order operation (``true_graph_0`` of ``torch.cond``), which
+    is a graph of its own, and is empty for the graph as a whole.
+    """
+
+    is_inference: bool = True
+    is_backward: bool = False
+    part: str = ""
+
+
+RunPasses = Callable[[Graph, GraphKind], None]
 
 
 @cache
@@ -59,25 +78,26 @@ def engine() -> Engine:
 class _Hook(Protocol):
     """Our passes as Inductor's custom pass, behind those that the user had installed already."""
 
-    is_inference: bool
+    kinds: Iterator[GraphKind]
 
     def __call__(self, graph: Graph) -> None: ...
 
 
-def _hook(run: RunPasses, own_uuid: str, users: Sequence[Any]) -> _Hook:
+def _hook(run: RunPasses, own_uuid: str | None, users: Sequence[Any]) -> _Hook:
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
     class Hook(CustomGraphPass):
-        is_inference = True
+        kinds: Iterator[GraphKind] = iter(())
 
         def __call__(self, graph: Graph) -> None:
+            kind = next(self.kinds, GraphKind())
             for user in users:
-                _call_user_pass(user, graph, self.is_inference)
-            run(graph, self.is_inference)
+                _call_user_pass(user, graph, kind.is_inference)
+            run(graph, kind)
 
         def uuid(self) -> Any:
             theirs = [u.uuid() if hasattr(u, "uuid") else None for u in users]
-            return None if None in theirs else (own_uuid, *theirs)
+            return None if None in (own_uuid, *theirs) else (own_uuid, *theirs)
 
     return Hook()
 
@@ -88,7 +108,7 @@ def compile_graph(
     run: RunPasses,
     *,
     backend: str,
-    uuid: str,
+    uuid: str | None,
     options: Mapping[str, Any],
     caches: bool = True,
 ) -> Callable[..., Any]:
@@ -100,13 +120,15 @@ def compile_graph(
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    options = dict(options)
+    options = {name.replace("-", "_"): value for name, value in options.items()}
     installed = options.pop("post_grad_custom_pre_pass", config.post_grad_custom_pre_pass)
     hook = _hook(run, uuid, _as_list(installed))
     generate = compile_fx_inner if backend == "inductor" else _fx_inner(hook)
 
     def inner(graph_module: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        hook.is_inference = bool(kwargs.get("is_inference", False))
+        whole = GraphKind(kwargs.get("is_inference", False), kwargs.get("is_backward", False))
+        parts = [replace(whole, part=name) for name, _ in _subgraphs(graph_module)]
+        hook.kinds = iter([*parts, whole])
         return generate(graph_module, example_inputs, **kwargs)
 
     patches = {**options, "post_grad_custom_pre_pass": hook}
@@ -123,9 +145,10 @@ def _fx_inner(hook: _Hook) -> Callable[..., Any]:
         view_to_reshape(gm)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             fake_tensor_prop(gm, example_inputs)
-        gm.graph.eliminate_dead_code()
-        hook(gm.graph)
-        gm.recompile()
+        for module in [*(body for _, body in _subgraphs(gm)), gm]:
+            module.graph.eliminate_dead_code()
+            hook(module.graph)
+            module.recompile()
 
         def run(args: list[Any]) -> Any:
             return gm(*args)
@@ -134,6 +157,15 @@ def _fx_inner(hook: _Hook) -> Callable[..., Any]:
         return run
 
     return inner
+
+
+def _subgraphs(gm: GraphModule) -> Iterator[tuple[str, GraphModule]]:
+    """The bodies of higher-order operations, in the order in which Inductor runs passes on them."""
+    used = {node.target for node in gm.graph.find_nodes(op="get_attr")}
+    for name, child in gm.named_children():
+        if name in used and isinstance(child, GraphModule):
+            yield from ((f"{name}.{inner}", body) for inner, body in _subgraphs(child))
+            yield name, child
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -169,6 +201,26 @@ def _call_user_pass(user: Any, graph: Graph, is_inference: bool) -> None:
     user(graph, is_inference) if aware else user(graph)
 
 
+def defunctionalize(graph: Graph) -> int:
+    """Turn functionalised calls of mutating ops into plain ones; returns how many there were.
+
+    Which arguments are mutated follows from the op's schema. A tensor is copied first only if its
+    old value is used later or belongs to the caller. Inductor does this itself behind our passes.
+    """
+    from torch._inductor.fx_passes.post_grad import decompose_auto_functionalized
+    from torch._inductor.fx_passes.reinplace import reinplace_inplaceable_ops
+    from torch._inductor.fx_utils import FakeTensorUpdater
+
+    wrappers = torch.ops.higher_order
+    wrapped = (wrappers.auto_functionalized, wrappers.auto_functionalized_v2)
+    count = sum(n.target in wrapped for n in graph.nodes)
+    if count:
+        owner: Any = graph.owning_module
+        reinplace_inplaceable_ops(FakeTensorUpdater(owner), graph)
+        decompose_auto_functionalized(graph)  # type: ignore[no-untyped-call]
+    return count
+
+
 # -- passes written for Inductor -----------------------------------------------------------------
 
 
@@ -202,6 +254,35 @@ def _foreign(source: Any, apply: Callable[[Any], Any]) -> Pass:
 # -- Dynamo --------------------------------------------------------------------------------------
 
 
+@contextmanager
+def past_dynamo() -> Iterator[None]:
+    """Let errors of ours reach the caller of a compiled model as what they are.
+
+    Inductor and Dynamo raise what a backend raises as the inner exception of one of their own,
+    which is no ``ExpectationError`` to a test. They pass on any ``ShortenTraceback``.
+    """
+    try:
+        yield
+    except Exception as error:
+        found: BaseException | None = error
+        while found is not None and not isinstance(found, CompilePassError):
+            found = getattr(found, "inner_exception", None) or found.__cause__
+        if found is None:
+            raise
+        raise _as_dynamo_error(found) from found.__cause__
+
+
+def _as_dynamo_error(error: CompilePassError) -> CompilePassError:
+    from torch._dynamo.exc import ShortenTraceback
+
+    kind = type(error)
+    names = {"first_useful_frame": None, "__module__": kind.__module__}
+    passed_on: type[CompilePassError] = type(kind.__name__, (kind, ShortenTraceback), names)
+    made = passed_on.__new__(passed_on, error.what)  # ShortenTraceback's __init__ wants a frame
+    made.what, made.why, made.hint = error.what, error.why, error.hint
+    return made
+
+
 def specialize_floats(gm: GraphModule) -> None:
     """Have Dynamo trace again with the floats of modules, globals and closures as literals.
 
@@ -229,19 +310,54 @@ def specialize_floats(gm: GraphModule) -> None:
         raise TensorifyScalarRestartAnalysis
 
 
-def frame_id() -> int | None:
-    """Dynamo's number for the frame being compiled: the same when it is compiled again."""
+def backend_of(compiled: torch.nn.Module) -> object:
+    """The backend that ``torch.compile`` was given for a module, or ``None``."""
+    from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
+
+    if not isinstance(compiled, OptimizedModule):
+        return None
+    callback = compiled.dynamo_ctx.callback
+    wrapper = innermost_backend(callback) if callable(callback) else None
+    return getattr(wrapper, "compiler_fn", wrapper)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The Python frame that Dynamo compiles: what it is of, and Dynamo's number for it.
+
+    Dynamo numbers code objects, so models of one class share a number, and starts again at
+    ``torch._dynamo.reset()``; ``of`` tells models apart and outlives a reset.
+    """
+
+    of: object
+    number: object
+
+
+def current_frame() -> Frame:
+    """The frame that is being compiled; a new one, equal to no other, outside of Dynamo."""
+    from torch._dynamo.symbolic_convert import tls
+
     compile_id = torch._guards.CompileContext.current_compile_id()
-    return getattr(compile_id, "frame_id", None)
+    translator = getattr(tls, "current_tx", None)
+    if compile_id is None or translator is None:
+        return Frame(object(), None)
+    code = translator.f_code
+    models = [id(v) for v in translator.f_locals.values() if isinstance(v, torch.nn.Module)]
+    of = (code.co_filename, code.co_firstlineno, code.co_name, *models)
+    return Frame(of, compile_id.frame_id)
 
 
 def graph_key(gm: GraphModule, inputs: Sequence[Any], uuid: str) -> str:
-    """A key for what the passes will do to this graph: its code, its inputs, and the plan."""
-    digest = hashlib.sha256(uuid.encode())
+    """A key for what the passes will do to this graph: its code, inputs, settings and the plan."""
+    from torch._inductor import config
+
+    digest = hashlib.sha256(f"{uuid} {config.get_hash()!r}".encode())
     for module in gm.modules():
         if isinstance(module, GraphModule):
             digest.update(module.code.encode())
-    digest.update(repr(torch.is_grad_enabled()).encode())
+    devices = {item.device.type for item in inputs if isinstance(item, torch.Tensor)}
+    autocast = [(d, torch.get_autocast_dtype(d)) for d in devices if torch.is_autocast_enabled(d)]
+    digest.update(repr((torch.is_grad_enabled(), sorted(autocast))).encode())
     for item in inputs:
         if isinstance(item, torch.Tensor):
             text = (item.dtype, item.device, tuple(map(str, item.shape)), item.requires_grad)

@@ -7,13 +7,15 @@ import Dynamo or Inductor: each function does so when it is called.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["dynamic_dims", "inductor_has_option"]
+__all__ = ["dynamic_dims", "inductor_has_option", "isolated"]
 
 #: Attributes that ``mark_dynamic`` leaves on a tensor (torch 2.11 to 2.14).
 _MARKS = (
@@ -58,3 +60,13 @@ def inductor_has_option(name: str) -> bool:
     from torch._inductor import config
 
     return hasattr(config, name)
+
+
+def isolated() -> dict[str, bool]:
+    """Options of ``torch.compile`` that keep what one call compiles apart from all others.
+
+    Without them, the calls on one function share a limit of eight compiled forms, and a ninth
+    backend silently runs eager. Drop the question when torch >= 2.13.
+    """
+    known = inspect.signature(torch.compile).parameters
+    return {"isolate_recompiles": True} if "isolate_recompiles" in known else {}

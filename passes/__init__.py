@@ -13,6 +13,7 @@ from .fusion.norm_quant import FuseNormQuant
 from .fusion.rms_norm import FuseRMSNorm
 from .utility.clean_up import CleanUp
 from .utility.common_subexpressions import EliminateCommonSubexpressions
+from .utility.defunctionalize import Defunctionalize
 from .utility.noops import EliminateNoops
 
 __all__ = ["shipped_passes"]
@@ -22,6 +23,7 @@ def shipped_passes() -> list[type[Pass]]:
     """The passes of this package, in no particular order."""
     return [
         CleanUp,
+        Defunctionalize,
         EliminateCommonSubexpressions,
         EliminateNoops,
         FuseActAndMul,

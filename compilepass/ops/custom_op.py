@@ -14,6 +14,7 @@ Copying and pickling leave that binding out and make it anew, so a copy runs on 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -127,6 +128,18 @@ class DispatchedOp(Replaceable):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The dispatch (final); on an instance it is the very method that was decided on."""
         return self.__dict__["forward"](*args, **kwargs)
+
+    def make_native(self) -> None:
+        """Run the native forward from now on, as a reference for what was decided does."""
+        self.decision = replace(
+            self.decision,
+            enabled=False,
+            why="make_native() was called",
+            device_type=None,
+            method="forward_native",
+            compile_backend=None,
+        )
+        self._bind()
 
     def _bind(self) -> None:
         """Bind ``forward`` of this instance to what the decision says."""

@@ -53,12 +53,13 @@ class PassContext:
 
     ``device_type`` is that of the graph's tensors (the first one's, where they are mixed),
     ``backend`` is ``"inductor"`` or ``"fx"``; ``is_inference`` is false for both graphs of a model
-    that is trained.
+    that is trained; ``graph`` names the graph in reports and dumps.
     """
 
     device_type: str
     backend: str
     is_inference: bool
+    graph: str = dataclasses.field(default="graph", compare=False)
 
 
 @dataclass_transform(frozen_default=True)

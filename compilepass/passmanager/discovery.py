@@ -65,26 +65,30 @@ def _flatten(item: Any, adapt: Callable[[Any], Pass | None], origin: str) -> Ite
     elif isinstance(item, (list, tuple)):
         for part in item:
             yield from _flatten(part, adapt, origin)
+    elif _takes_nothing(item):
+        yield from _flatten(item(), adapt, origin)
     else:
         adapted = adapt(item)
-        if adapted is not None:
-            yield adapted
-        elif callable(item) and not inspect.signature(item).parameters:
-            yield from _flatten(item(), adapt, origin)
-        else:
+        if adapted is None:
             raise PlanError(
                 f"{item!r} from {origin} is not a pass.",
                 hint="Give a Pass, a Rule, a callable on a torch.fx.Graph, or an Inductor pass.",
             )
+        yield adapted
 
 
-def _of_rules(rules: tuple[Rule, ...]) -> Pass:
+def _takes_nothing(item: Any) -> bool:
+    """Whether ``item`` is a function that makes passes; one that is a pass takes a graph."""
+    return inspect.isfunction(item) and not inspect.signature(item).parameters
+
+
+def _of_rules(given: tuple[Rule, ...]) -> Pass:
     """A pass named after its first rule."""
 
     class Rules(FusionPass):
-        name = rules[0].name
+        name = given[0].name
 
         def rules(self, ctx: PassContext) -> tuple[Rule, ...]:
-            return rules
+            return given
 
     return Rules()

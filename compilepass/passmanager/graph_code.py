@@ -25,7 +25,7 @@ from math import inf, nan
 
 import torch
 
-import compilepass  # the kernels
+import compilepass.kernels
 
 
 def forward({args}):

@@ -1,15 +1,15 @@
 """Run a plan over graphs: a plain loop, with everything else as instruments around it.
 
 An instrument sees the graph before and after each pass (timing is the manager's own). A pass that
-raises leaves the graph as it was before it: rules edit in transactions, other passes run on a graph
-of which a copy is kept.
+raises, or that leaves the graph invalid, is undone: the graph is restored from a snapshot.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -18,12 +18,12 @@ from torch.fx import Graph, Node
 from ..errors import CompilePassError, PassError
 from ..kernels import ensure_loaded, find
 from ..reporting.records import GraphRecord, MatchRecord, PassRecord, RuleRecord
-from ..rewrite import Engine, Rule, Session
+from ..rewrite import Engine, Reject, Rule, RuleResult, Session
 from .base import FusionPass, Pass, PassContext
-from .fingerprint import fingerprint
+from .fingerprint import Unidentified, fingerprint
 from .plan import Plan
 
-__all__ = ["Instrument", "PassManager"]
+__all__ = ["Instrument", "PassManager", "changed_by"]
 
 
 class Instrument(Protocol):
@@ -39,8 +39,9 @@ class Instrument(Protocol):
 class PassManager:
     """A plan and the engine that its rules run on.
 
-    ``strict`` makes an error of a pass that raises; without it the graph is restored and the
-    record says ``failed``.
+    ``verify`` runs each rewritten site against what it replaced; one that differs is restored, and
+    its pass has failed. ``strict`` makes an error of a pass that fails; without it the graph is
+    restored and the record says ``failed``.
     """
 
     def __init__(
@@ -49,33 +50,38 @@ class PassManager:
         engine: Engine,
         *,
         strict: bool = False,
+        verify: bool = False,
         instruments: Sequence[Instrument] = (),
     ) -> None:
         self.plan = plan
         self._engine = engine
         self._strict = strict
+        self._verify = verify
         self._instruments = tuple(instruments)
-        self._uuid: dict[tuple[str, str], str] = {}
+        self._code: str | None = None
 
-    def uuid(self, *extra: str) -> str:
-        """The identity of what this manager does to a graph, ``extra`` included."""
-        if extra not in self._uuid:
-            parts: list[Any] = [torch.__version__, extra]
-            for pass_ in self.plan.running:
-                parts += [pass_.name, pass_]
-                parts += [(k, getattr(find(k), "version", 0)) for k in pass_.kernels]
-                natives = [op.native for k in pass_.kernels if (op := find(k)) is not None]
-                parts.append(natives)
-            self._uuid[extra] = fingerprint(*parts)  # type: ignore[index]
-        return self._uuid[extra]  # type: ignore[index]
+    def uuid(self, device_type: str, *extra: Any) -> str | None:
+        """The identity of what this manager does to a graph on a device, ``extra`` included.
 
-    def run(self, graph: Graph, ctx: PassContext, name: str = "graph") -> GraphRecord:
+        ``None`` if a pass has no identity (its own ``uuid()`` says so): nothing may be cached.
+        """
+        try:
+            if self._code is None:
+                running = [(pass_.name, pass_) for pass_ in self.plan.running]
+                engine: Any = type(self._engine)
+                self._code = fingerprint(torch.__version__, _of_code(engine), running)
+        except Unidentified:
+            return None
+        kernels = [_identity(k, device_type) for p in self.plan.running for k in p.kernels]
+        return fingerprint(self._code, kernels, extra)
+
+    def run(self, graph: Graph, ctx: PassContext) -> GraphRecord:
         """Run the plan on ``graph`` in place and return what happened."""
         if any(isinstance(p, FusionPass) for p in self.plan.running):
             ensure_loaded(ctx.device_type)
         nodes_before = len(graph.nodes)
         records: list[PassRecord] = []
-        session = _SessionOf(self._engine, graph)
+        session = _SessionOf(partial(self._engine.session, graph, verify=self._verify))
         for instrument in self._instruments:
             instrument.begin(graph, ctx)
         for entry in self.plan.entries:
@@ -84,7 +90,7 @@ class PassManager:
                 continue
             records.append(self._run_pass(entry.pass_, graph, ctx, session))
         record = GraphRecord(
-            name=name,
+            name=ctx.graph,
             is_inference=ctx.is_inference,
             device=ctx.device_type,
             nodes_before=nodes_before,
@@ -98,22 +104,24 @@ class PassManager:
     def _run_pass(
         self, pass_: Pass, graph: Graph, ctx: PassContext, session: _SessionOf
     ) -> PassRecord:
-        refused = pass_.supports(ctx)
-        if refused is not None:
-            return PassRecord(pass_.name, "skipped", refused.message)
-        for instrument in self._instruments:
-            instrument.before(pass_, graph)
+        snapshot = _Snapshot(graph)
         start = time.perf_counter()
         try:
+            refused = pass_.supports(ctx)
+            if refused is not None:
+                return PassRecord(pass_.name, "skipped", refused.message)
+            for instrument in self._instruments:
+                instrument.before(pass_, graph)
             if isinstance(pass_, FusionPass):
                 record = self._apply_rules(pass_, ctx, session)
             else:
-                record = _run_with_copy(pass_, graph, ctx)
-                if record.changes:
-                    session.forget()
-            graph.lint()
+                session.forget()
+                record = PassRecord(pass_.name, "ran", changes=_run(pass_, graph, ctx))
+            if record.changes or not isinstance(pass_, FusionPass):
+                graph.lint()
         except Exception as error:
             session.forget()
+            snapshot.restore()
             return self._failed(pass_, graph, error)
         ms = (time.perf_counter() - start) * 1e3
         for instrument in self._instruments:
@@ -121,25 +129,31 @@ class PassManager:
         return record.with_time(ms)
 
     def _apply_rules(self, pass_: FusionPass, ctx: PassContext, session: _SessionOf) -> PassRecord:
-        rules = _rules_of(pass_, ctx)
-        allowed = [r for r in rules if ctx.is_inference or r.training]
-        if rules and not allowed:
-            return PassRecord(pass_.name, "skipped", "the graph has a backward pass")
+        rules = _rules(pass_, ctx)
+        here = session.get()
+        results = [
+            here.apply(rule, refusal=None if ctx.is_inference or rule.training else _TRAINING)
+            for rule in rules
+        ]
         # a near miss is read after all rules, since a later one may have taken its place
-        results = [session.get().apply(rule) for rule in allowed]
-        found = tuple(
-            RuleRecord(
-                str(r.rule),
-                tuple(MatchRecord(s.node, s.sources) for s in r.sites),
-                r.near_miss,
-                r.refused,
-            )
-            for r in results
-        )
+        found = tuple(_record(r) for r in results)
         changes = sum(r.count for r in results)
+        errors: list[Exception] = [r.error for r in results if r.error is not None]
+        errors += [PassError(r.wrong) for r in results if r.wrong]
+        if errors:
+            return self._failed(pass_, here.graph, errors[0], changes, found)
+        if rules and not ctx.is_inference and not any(r.training for r in rules):
+            return PassRecord(pass_.name, "skipped", _TRAINING.message, rules=found)
         return PassRecord(pass_.name, "ran", changes=changes, rules=found)
 
-    def _failed(self, pass_: Pass, graph: Graph, error: Exception) -> PassRecord:
+    def _failed(
+        self,
+        pass_: Pass,
+        graph: Graph,
+        error: Exception,
+        changes: int = 0,
+        rules: tuple[RuleRecord, ...] = (),
+    ) -> PassRecord:
         places = [i.failed(pass_, graph, error) for i in self._instruments]
         if self._strict:
             raise PassError(
@@ -152,65 +166,98 @@ class PassManager:
         written = [p for p in places if p]
         if written:
             reason += f" (reproducer: {', '.join(written)})"
-        return PassRecord(pass_.name, "failed", reason)
+        return PassRecord(pass_.name, "failed", reason, changes=changes, rules=rules)
 
 
-@cache
-def _rules_of(pass_: FusionPass, ctx: PassContext) -> tuple[Rule, ...]:
-    """A pass's rules, one set a process: the engine keeps what it traced with the rule."""
+_TRAINING = Reject(
+    "training",
+    "the graph has a backward pass",
+    expected="a graph for inference",
+    found="a graph of a training step",
+    hint="Run under torch.no_grad(), or write Rule(…, training=True) if the replacement can be "
+    "differentiated.",
+)
+
+
+def _record(result: RuleResult) -> RuleRecord:
+    return RuleRecord(
+        str(result.rule),
+        tuple(MatchRecord(s.node, s.sources) for s in result.sites),
+        result.near_miss,
+        result.refused,
+        result.declined,
+        result.candidates,
+    )
+
+
+@functools.lru_cache(maxsize=512)
+def _rules(pass_: FusionPass, ctx: PassContext) -> tuple[Rule, ...]:
+    """The rules of a pass, the same objects for every manager: the engine traces each once."""
     return tuple(pass_.rules(ctx))
 
 
 class _SessionOf:
     """The engine's session on one graph, made anew after a pass that is no set of rules."""
 
-    def __init__(self, engine: Engine, graph: Graph) -> None:
-        self._engine, self._graph = engine, graph
+    def __init__(self, start: Callable[[], Session]) -> None:
+        self._start = start
         self._session: Session | None = None
 
     def get(self) -> Session:
         if self._session is None:
-            self._session = self._engine.session(self._graph)
+            self._session = self._start()
         return self._session
 
     def forget(self) -> None:
         self._session = None
 
 
-def _run_with_copy(pass_: Pass, graph: Graph, ctx: PassContext) -> PassRecord:
-    copy, values = _copy(graph)
-    try:
-        changes = pass_.run(graph, ctx)
-        if not isinstance(changes, int) or isinstance(changes, bool):
-            raise PassError(
-                f"run() of pass {pass_.name!r} returned {changes!r}.",
-                hint="Return the number of changes.",
-            )
-    except Exception:
-        _restore(graph, copy, values)
-        raise
-    return PassRecord(pass_.name, "ran", changes=changes)
+def _run(pass_: Pass, graph: Graph, ctx: PassContext) -> int:
+    changes = pass_.run(graph, ctx)
+    if not isinstance(changes, int) or isinstance(changes, bool) or changes < 0:
+        raise PassError(
+            f"run() of pass {pass_.name!r} returned {changes!r}.",
+            hint="Return the number of changes.",
+        )
+    return changes
 
 
-def _copy(graph: Graph) -> tuple[Graph, Any]:
-    copy = Graph()
-    values: dict[Node, Node] = {}
-    output = copy.graph_copy(graph, values)
-    return copy, output
+class _Snapshot:
+    """What a graph was, in plain tuples: much cheaper to take than a copy of the graph."""
 
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._nodes = [
+            (n, n.name, n.op, n.target, n.args, n.kwargs, n.type, dict(n.meta)) for n in graph.nodes
+        ]
 
-def _restore(graph: Graph, copy: Graph, output: Any) -> None:
-    """Make ``graph`` what ``copy`` was taken from; the output node stays, since others hold it."""
-    end = next(n for n in reversed(graph.nodes) if n.op == "output")
-    end.args = ((),)
-    for node in reversed(list(graph.nodes)):
-        if node is not end:
+    def restore(self) -> None:
+        """Make the nodes anew, under their old names."""
+        graph = self._graph
+        for node in graph.nodes:
+            node.args, node.kwargs = (), {}
+        for node in list(graph.nodes):
             graph.erase_node(node)
-    new: dict[Node, Node] = {}
-    with graph.inserting_before(end):
-        for node in copy.nodes:
-            new[node] = graph.node_copy(node, lambda n: new[n])
-    end.args = (torch.fx.map_arg(output, lambda n: new[n]),)
+        graph._graph_namespace = type(graph._graph_namespace)()
+        new: dict[Node, Node] = {}
+        for old, name, op, target, args, kwargs, kind, meta in self._nodes:
+            args, kwargs = torch.fx.map_arg((args, kwargs), lambda n: new[n])
+            new[old] = graph.create_node(op, target, args, kwargs, name, kind)
+            new[old].meta = meta
+
+
+@functools.cache
+def _of_code(cls: type) -> str:
+    return fingerprint(cls)
+
+
+def _identity(kernel: str, device_type: str) -> Any:
+    """What decides where a kernel may stand: its semantics, and what its providers take."""
+    op = find(kernel)
+    if op is None:
+        return kernel, None
+    providers = [(p.name, p.priority, p.supports) for p in op.providers]
+    return kernel, op.version, op.native, providers, op.available(device_type).provider
 
 
 def changed_by(graph: Graph, run: Callable[[], object]) -> int:

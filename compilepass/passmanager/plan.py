@@ -87,7 +87,7 @@ def build_plan(known: Iterable[Known], policy: Policy) -> Plan:
             hint=did_you_mean(name, passes),
         )
     states = {name: _state(k, policy) for name, k in passes.items()}
-    _enable_required(passes, states, policy)
+    _apply_requirements(passes, states, policy)
     configured = {
         name: dataclasses.replace(k, pass_=_with_options(k.pass_, policy.enabled.get(name, {})))
         for name, k in passes.items()
@@ -123,34 +123,47 @@ def _by_name(known: Iterable[Known]) -> dict[str, Known]:
 
 def _state(known: Known, policy: Policy) -> tuple[str, str]:
     name = known.pass_.name
-    if known.registered and name not in policy.names and policy.base != "none":
-        return "run", "registered in the config"
-    default = known.pass_.default
+    default = known.pass_.default or known.registered
     if policy.base == "canonical":
         default = default and known.pass_.phase in (Phase.CANONICALIZE, Phase.CLEANUP)
-    return ("run" if policy.decide(name, default) else "disabled"), policy.why(name, default)
+    state = "run" if policy.decide(name, default) else "disabled"
+    if known.registered and state == "run" and name not in policy.names:
+        return state, "registered in the config"
+    return state, policy.why(name, default)
 
 
-def _enable_required(
+def _apply_requirements(
     passes: Mapping[str, Known], states: dict[str, tuple[str, str]], policy: Policy
 ) -> None:
-    """Switch on what a running pass requires; one that is required and switched off stops it."""
-    todo = [n for n, (state, _) in states.items() if state == "run"]
+    """Switch off what requires a pass that is switched off, and on what a running pass requires."""
+    for name in [n for n, (state, _) in states.items() if state == "run"]:
+        needed = _all_required(passes, name)
+        off = next((n for n in needed if n in policy.disabled), None)
+        if off is not None:
+            states[name] = "disabled", f"requires {off!r}, which '-{off}' switches off"
+            continue
+        for other in needed:
+            if states[other][0] != "run":
+                states[other] = "run", f"required by {name!r}"
+
+
+def _all_required(passes: Mapping[str, Known], name: str) -> list[str]:
+    """What a pass requires, and what that requires in turn."""
+    found: list[str] = []
+    todo = [name]
     while todo:
-        name = todo.pop()
-        for needed in passes[name].pass_.requires:
+        user = todo.pop()
+        for needed in passes[user].pass_.requires:
             if needed not in passes:
                 raise PlanError(
-                    f"Pass {name!r} requires {needed!r}, which does not exist.",
-                    why=f"{name!r} comes from {passes[name].origin}.",
+                    f"Pass {user!r} requires {needed!r}, which does not exist.",
+                    why=f"{user!r} comes from {passes[user].origin}.",
                     hint=did_you_mean(needed, passes),
                 )
-            if needed in policy.disabled:
-                states[name] = "disabled", f"requires {needed!r}, which '-{needed}' switches off"
-                break
-            if states[needed][0] != "run":
-                states[needed] = "run", f"required by {name!r}"
+            if needed not in found:
+                found.append(needed)
                 todo.append(needed)
+    return found
 
 
 def _with_options(pass_: Pass, options: Mapping[str, Any]) -> Pass:
@@ -161,14 +174,20 @@ def _with_options(pass_: Pass, options: Mapping[str, Any]) -> Pass:
                 f"pass {pass_.name!r} has no option {option!r}",
                 hint=did_you_mean(option, known) if known else f"Write '+{pass_.name}'.",
             )
-        wanted = type(known[option])
-        if known[option] is not None and not isinstance(options[option], wanted):
+        if not _fits(known[option], options[option]):
             raise ConfigError(
                 f"option {option!r} of pass {pass_.name!r} is {options[option]!r}",
-                why=f"It must be of type {wanted.__name__}.",
+                why=f"It must be of type {type(known[option]).__name__}.",
                 hint=f"Its default is {known[option]!r}.",
             )
     return dataclasses.replace(pass_, **options) if options else pass_  # type: ignore[type-var]
+
+
+def _fits(default: Any, value: Any) -> bool:
+    """Whether an option may have ``value``; ``True`` is no number, and 1 is a float too."""
+    if default is None or type(value) is type(default):
+        return True
+    return isinstance(default, float) and type(value) is int
 
 
 def _edges(passes: Mapping[str, Known]) -> list[_Edge]:
@@ -217,13 +236,22 @@ def _sorted(passes: Mapping[str, Known], edges: list[_Edge]) -> list[str]:
             if waiting[then] == 0:
                 heapq.heappush(ready, (phase[then], then))
     if len(order) < len(passes):
-        left = set(passes) - set(order)
-        shown = "; ".join(
-            f"{e.first} before {e.then} (by {e.who})" for e in edges if {e.first, e.then} <= left
-        )
+        cycle = _on_cycles(set(passes) - set(order), edges)
+        shown = [
+            f"{e.first} before {e.then} (by {e.who})" for e in edges if {e.first, e.then} <= cycle
+        ]
         raise PlanError(
             "The passes cannot be ordered: they form a cycle.",
-            why=shown,
+            why="; ".join(dict.fromkeys(shown)),
             hint="Remove one of these edges.",
         )
     return order
+
+
+def _on_cycles(names: set[str], edges: list[_Edge]) -> set[str]:
+    """Of passes that all wait for one another, those that do not merely follow a cycle."""
+    while True:
+        leading = {e.first for e in edges if {e.first, e.then} <= names}
+        if leading == names:
+            return names
+        names = leading

@@ -20,11 +20,13 @@ from torch.utils._pytree import tree_map
 from ..errors import PatternError
 from ..kernels import find
 from .canonical import Canonical
-from .record import Call, Recording, record
+from .contract import breaks_contract, is_row_major, layout, shares_memory
+from .record import Call, MutationError, Recording, record
 from .reject import Reject
-from .rule import Input, Rule
 from .site import Site
 from .term import same, size_of
+from .trace import size_symbol
+from .verify import find_difference
 
 __all__ = ["Emitter"]
 
@@ -38,14 +40,26 @@ class _Template:
     recording: Recording
     kernels: tuple[Any, ...]
     refusal: Reject | None
+    shares: Reject | None  # why it may not be put where shared memory shows
 
 
 class Emitter:
     """Rewrites sites of one graph and keeps ``canonical`` up to date."""
 
-    def __init__(self, graph: Graph, canonical: Canonical) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        canonical: Canonical,
+        *,
+        has_writes: bool,
+        verify: bool,
+        any_kernel: bool,
+    ) -> None:
         self._graph = graph
         self._canonical = canonical
+        self._has_writes = has_writes
+        self._verify, self._any_kernel = verify, any_kernel
+        self._verified: dict[int, Reject | None] = {}  # by the template, which stands for its sites
         self._templates: dict[Any, _Template] = {}
         self._sizes: dict[sympy.Expr, list[Node]] = {}
         for node in graph.nodes:
@@ -59,14 +73,18 @@ class Emitter:
         if _is_done(site, template):
             return None
         if template.refusal is not None:
-            return template.refusal
+            return template.refusal.at(site.anchor)
+        if template.shares is not None and self._is_visible(site):
+            return template.shares.at(site.anchor)
         made: list[Node] = []
         try:
             new_outputs = self._insert(site, template, made)
-        except _CannotBuild as error:
-            for node in reversed(made):
-                self._graph.erase_node(node)
-            return Reject("error", str(error), site.anchor)
+        except Exception as error:
+            reject = _as_reject(error, f"the replacement of {site.match.rule} cannot be put in")
+            return self._undo(made, reject.at(site.anchor))
+        wrong = self._difference(site, template, new_outputs) if self._verify else None
+        if wrong is not None:
+            return self._undo(made, wrong)
         old = [self._canonical.term(o) if o is not None else None for o in site.outputs]
         self._redirect(site, new_outputs)
         if site.must_sort:
@@ -78,13 +96,39 @@ class Emitter:
                 self._canonical.replace(term, node, made)
         return made
 
+    def _difference(self, site: Site, template: _Template, new: list[Node]) -> Reject | None:
+        """What running both sides shows, once per kind of site."""
+        key = id(template)
+        if key not in self._verified:
+            inputs = list(site.match.inputs.values())
+            self._verified[key] = find_difference(site.match.rule, site.outputs, new, inputs)
+        reject = self._verified[key]
+        return reject.at(site.anchor) if reject is not None else None
+
+    def _is_visible(self, site: Site) -> bool:
+        """Whether it can be told that an output shares its memory with another value."""
+        todo = [o for o in site.outputs if o is not None]
+        for node in todo:
+            for user in node.users:
+                if user.op == "output":
+                    return True
+                if self._canonical.is_transparent(user):
+                    todo.append(user)
+        return self._has_writes
+
+    def _undo(self, made: list[Node], reject: Reject) -> Reject:
+        """Take back what was put in, and pass the refusal on."""
+        for node in reversed(made):
+            self._graph.erase_node(node)
+        return reject
+
     # -- recording -----------------------------------------------------------------------------
 
     def _template(self, site: Site) -> _Template:
         vals = [node.meta["val"] for node in site.match.inputs.values()]
         outs = [o.meta["val"] if o is not None else None for o in site.outputs]
         numbers = tuple(site.match.numbers.items())
-        key = (site.pattern, numbers, *map(_layout, vals), *map(_layout, outs))
+        key = (site.pattern, numbers, *map(layout, vals), *map(layout, outs))
         if key not in self._templates:
             self._templates[key] = self._record(site, vals, outs)
         return self._templates[key]
@@ -92,12 +136,12 @@ class Emitter:
     def _record(self, site: Site, vals: list[Any], outs: list[Any]) -> _Template:
         rule, match = site.pattern.rule, site.match
         mode: FakeTensorMode = vals[0].fake_mode
-        dims = match.dims
+        shapes = _shapes(site, dict(zip(match.inputs, vals, strict=True)))
 
         def run(**given: Any) -> tuple[torch.Tensor, ...]:
-            tensors = {
-                name: _viewed(given[name], _declared(rule, name, dims)) for name in rule.inputs
-            }
+            tensors = {name: _viewed(given[name], shape) for name, shape in shapes.items()}
+            if rule.layout == "contiguous":
+                tensors = {name: _row_major(tensor) for name, tensor in tensors.items()}
             rest = {name: v for name, v in given.items() if name not in rule.inputs}
             out = rule.replacement(**tensors, **rest)
             got = (out,) if isinstance(out, torch.Tensor) else tuple(out)
@@ -107,7 +151,7 @@ class Emitter:
                     f"the replacement {len(got)}."
                 )
             return tuple(
-                g if o is None else _viewed(g, tuple(o.shape))
+                g if o is None else _laid_out(_viewed(g, tuple(o.shape)), o)
                 for g, o in zip(got, outs, strict=True)
             )
 
@@ -120,17 +164,14 @@ class Emitter:
                 decompositions={},
                 what=f"The replacement of rule {rule}",
             )
-        except PatternError as error:
-            code = "mutation" if "in place" in error.what else "error"
-            return _Template(Recording([], [], []), (), Reject(code, str(error)))
-        except Exception as error:  # the replacement is the rule author's code
-            message = f"the replacement of {rule} raised {type(error).__name__}: {error}"
-            return _Template(Recording([], [], []), (), Reject("error", message))
+            declined = None if self._any_kernel else self._kernels_decline(recording, match.device)
+            refusal = declined or breaks_contract(rule, recording, outs)
+        except Exception as error:  # replacement and predicates are their authors' code
+            refusal = _as_reject(error, f"the replacement of {rule} raised")
+            recording = Recording([], [], [])
         kernels = tuple(c.target for c in recording.calls if find(c.target) is not None)
-        refusal = self._kernels_decline(recording, match.device) or _breaks_contract(
-            rule, recording, outs
-        )
-        return _Template(recording, kernels, refusal.at(site.anchor) if refusal else None)
+        shares = None if refusal is not None else shares_memory(rule, recording, outs)
+        return _Template(recording, kernels, refusal, shares)
 
     @staticmethod
     def _kernels_decline(recording: Recording, device: torch.device) -> Reject | None:
@@ -154,6 +195,11 @@ class Emitter:
             zip(template.recording.inputs, site.match.inputs.values(), strict=True)
         )
         mode = site.anchor.meta["val"].fake_mode
+        heirs = {
+            call: old.meta["val"]
+            for call, old in zip(template.recording.outputs, site.outputs, strict=True)
+            if old is not None
+        }
         trace_meta = {k: site.anchor.meta[k] for k in _ORIGIN if k in site.anchor.meta}
         with self._graph.inserting_before(site.before):
 
@@ -170,7 +216,7 @@ class Emitter:
                 args, kwargs = tree_map(argument, (call.args, call.kwargs))
                 node = self._graph.call_function(call.target, args, kwargs)
                 node.meta.update(trace_meta)
-                node.meta["val"] = _own_value(call, node, mode)
+                node.meta["val"] = _own_value(call, node, mode, heirs)
                 nodes[call] = node
                 made.append(node)
         return [nodes[c] for c in template.recording.outputs]
@@ -203,30 +249,38 @@ class Emitter:
 
     def _redirect(self, site: Site, new_outputs: list[Node]) -> None:
         covered = set(site.covered)
-        old = [o for o in site.outputs if o is not None]
         for node, new in zip(site.outputs, new_outputs, strict=True):
             if node is None:
                 continue
             for user in list(node.users):
                 if user not in covered:
                     user.replace_input_with(node, new)
-        self._erase_dead([*old, *site.covered])
+        self._erase_dead(covered.union(filter(None, site.outputs)))
 
-    def _erase_dead(self, nodes: list[Node]) -> None:
-        todo = list(dict.fromkeys(nodes))
+    def _erase_dead(self, replaced: set[Node]) -> None:
+        """Erase the nodes of the match, their unused parts, and views that it alone used."""
+        parts = {u for n in replaced for u in n.users if u.target is operator.getitem}
+        todo = [*replaced, *parts]
         while todo:
-            todo.sort()
             node = todo.pop()
-            if node._erased or node.users or node.op != "call_function" or node.is_impure():
+            if node._erased or node.users:
                 continue
-            sources = node.all_input_nodes
+            if not (node in replaced or node in parts or self._canonical.is_transparent(node)):
+                continue
+            todo += node.all_input_nodes
             self._canonical.discard(node)
             self._graph.erase_node(node)
-            todo += [s for s in sources if s not in todo]
 
 
 class _CannotBuild(Exception):
     pass
+
+
+def _as_reject(error: Exception, what: str) -> Reject:
+    if isinstance(error, PatternError):
+        code = "mutation" if isinstance(error, MutationError) else "error"
+        return Reject(code, error.what, hint=error.hint)
+    return Reject("error", f"{what}: {type(error).__name__}: {error}")
 
 
 def _is_done(site: Site, template: _Template) -> bool:
@@ -235,27 +289,37 @@ def _is_done(site: Site, template: _Template) -> bool:
     return len(calls) == 1 and calls[0].target in template.kernels
 
 
-def _declared(rule: Rule, name: str, dims: dict[str, Any]) -> tuple[Any, ...]:
-    spec = rule.inputs[name]
-    assert isinstance(spec, Input)
-    out = []
-    for size in rule.specs(torch.float32)[name].shape:
-        known = (
-            size
-            if isinstance(size, int)
-            else size.xreplace({s: dims[s.name.removeprefix("$")] for s in size.free_symbols})
-        )
-        out.append(size_of(known))
-    return tuple(out)
+def _shapes(site: Site, vals: dict[str, torch.Tensor]) -> dict[str, tuple[Any, ...]]:
+    """The shape in which the replacement sees each input.
+
+    Leading sizes written ``...`` stay as they are in the graph where all inputs agree on them, and
+    become one size where they do not.
+    """
+    rule, dims = site.pattern.rule, site.match.dims
+    known = {size_symbol(name): size for name, size in dims.items()}
+    shapes = {
+        name: tuple(s if isinstance(s, int) else size_of(s.xreplace(known)) for s in spec.shape)
+        for name, spec in rule.specs(site.pattern.dtype).items()
+    }
+    open_ = [name for name in shapes if rule.is_open(name)]
+    if not open_:
+        return shapes
+    lead = vals[open_[0]].shape[: 1 - len(shapes[open_[0]]) or None]
+    kept = {name: (*lead, *shapes[name][1:]) for name in open_}
+    if all(_same_shape(vals[name].shape, shape) for name, shape in kept.items()):
+        shapes.update(kept)
+    return shapes
+
+
+def _same_shape(a: Any, b: Any) -> bool:
+    return len(a) == len(b) and all(same(size_of(x), size_of(y)) for x, y in zip(a, b, strict=True))
 
 
 def _viewed(tensor: torch.Tensor, shape: tuple[Any, ...]) -> torch.Tensor:
     """``tensor`` in ``shape``, which has the same elements; an unknown size is left open."""
-    sizes = [size_of(s) for s in shape]
-    if len(sizes) == tensor.dim() and all(
-        same(size_of(a), b) for a, b in zip(tensor.shape, sizes, strict=True)
-    ):
+    if _same_shape(tensor.shape, shape):
         return tensor
+    sizes = [size_of(s) for s in shape]
     unknown = [i for i, s in enumerate(sizes) if not isinstance(s, int)]
     if len(unknown) <= 1:
         return tensor.reshape([-1 if i in unknown else s for i, s in enumerate(sizes)])
@@ -270,61 +334,38 @@ def _sym_int(size: Any, tensor: torch.Tensor) -> Any:
     return env.create_symintnode(size, hint=None)
 
 
-def _layout(val: Any) -> Any:
-    if val is None:
-        return None
-    return (
-        tuple(size_of(s) for s in val.shape),
-        tuple(size_of(s) for s in val.stride()),
-        val.dtype,
-        val.device,
-    )
+def _row_major(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, or a copy of it where its strides are not those of a contiguous one."""
+    if is_row_major(tensor):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _breaks_contract(rule: Rule, recording: Recording, outs: list[Any]) -> Reject | None:
-    for i, (call, out) in enumerate(zip(recording.outputs, outs, strict=True)):
-        if out is None:
-            continue
-        got = call.meta["val"]
-        if got.dtype != out.dtype or got.device != out.device:
-            return Reject(
-                "contract",
-                f"output {i} of {rule} would be {got.dtype} on {got.device}.",
-                expected=f"{out.dtype} on {out.device}",
-                found=f"{got.dtype} on {got.device}",
-                hint="Cast in the replacement, or list the dtypes the rule is for.",
-            )
-        (shape, strides, *_), (want_shape, want_strides, *_) = _layout(got), _layout(out)
-        if not all(map(same, shape, want_shape)):
-            return Reject(
-                "contract",
-                f"output {i} of {rule} would have shape {shape}.",
-                expected=str(want_shape),
-                found=str(shape),
-            )
-        moved = [
-            d for d, size in enumerate(shape) if size != 1 and not same(strides[d], want_strides[d])
-        ]
-        if moved:
-            return Reject(
-                "layout",
-                f"output {i} of {rule} would have strides {strides}.",
-                expected=str(want_strides),
-                found=str(strides),
-                hint="An input is not contiguous; make it so in the model, or in the replacement.",
-            )
-    return None
+def _laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """``tensor`` with the strides of ``like``, where a contiguous copy has them."""
+    return _row_major(tensor) if is_row_major(like) else tensor
 
 
-def _own_value(call: Call, node: Node, mode: FakeTensorMode) -> Any:
-    """A fake value of its own for ``node``: shared ones would look like aliases to later passes."""
+def _own_value(call: Call, node: Node, mode: FakeTensorMode, heirs: dict[Call, Any]) -> Any:
+    """A fake value for ``node``: that of the output it replaces, or one that nobody shares.
+
+    Values that are shared with a living node would look like aliases to later passes.
+    """
     if call.target is operator.getitem:
         return node.args[0].meta["val"][call.args[1]]  # type: ignore[union-attr]
     if find(call.target) is None:
         args, kwargs = tree_map(_val, (node.args, node.kwargs))
         with mode:
             return call.target(*args, **kwargs)
-    return tree_map(lambda t: _fresh(t, mode), call.meta["val"])
+    if call in heirs:
+        return heirs[call]
+    parts = {
+        c.args[1]: v for c, v in heirs.items() if c.target is operator.getitem and c.args[0] is call
+    }
+    val = call.meta["val"]
+    if not isinstance(val, (tuple, list)):
+        return _fresh(val, mode)
+    return tuple(parts[i] if i in parts else _fresh(v, mode) for i, v in enumerate(val))
 
 
 def _fresh(value: Any, mode: FakeTensorMode) -> Any:

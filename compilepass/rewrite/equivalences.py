@@ -153,7 +153,9 @@ def product_with_reciprocal(t: Term, b: Builder) -> Term | None:
 def sum_over_count_is_mean(t: Term, b: Builder) -> Term | None:
     """``sum(x, dim) / n`` is ``mean(x, dim)`` where ``n`` is the size of ``dim``."""
     total, count = t.args
-    return _mean(t, total, count.value, b) if count.is_const else None
+    if not count.is_const or t.param("rounding_mode") is not None:
+        return None
+    return _mean(t, total, count.value, b)
 
 
 @equivalence("mul")

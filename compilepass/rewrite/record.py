@@ -14,16 +14,21 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ..errors import PatternError
 
-__all__ = ["Call", "Decompositions", "Recording", "record"]
+__all__ = ["Call", "Decompositions", "MutationError", "Recording", "record"]
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 
 aten = torch.ops.aten
+
+
+class MutationError(PatternError):
+    """A function that should be pure writes to one of its values."""
 
 
 @dataclass(eq=False)
@@ -89,12 +94,19 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
+        functional = self.functional(func, args) if func._schema.is_mutable else func
         out = func(*args, **kwargs)
         flat, _ = tree_flatten(out)
-        if not any(isinstance(t, torch.Tensor) for t in flat):
+        tensors = [t for t in flat if isinstance(t, torch.Tensor)]
+        if torch.Tag.data_dependent_output in func.tags or any(map(free_unbacked_symbols, tensors)):
+            raise PatternError(
+                f"{self.what} calls {func}, whose result depends on the values of a tensor.",
+                why="A rule is traced on tensors without data.",
+                hint="Keep what depends on values inside one kernel.",
+            )
+        if not tensors:
             return out
-        if func._schema.is_mutable:
-            func = self.functional(func, args)
+        func = functional
         if func is aten.view.default:
             func = aten.reshape.default  # the form that views have when passes see the graph
         call_args, call_kwargs = tree_map(self.holder, (args, kwargs))
@@ -115,11 +127,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if (
             not isinstance(target, torch.Tensor)
             or form is None
+            or form._schema.is_mutable
             or holder is None
             or holder.op == "placeholder"
             or self.has_view(target)
         ):
-            raise PatternError(
+            raise MutationError(
                 f"{self.what} calls {func}, which changes a value in place.",
                 why="A rule is a pure function of its inputs.",
                 hint="Use the operation's out-of-place form.",

@@ -1,8 +1,8 @@
 """A rewrite rule: three functions over the same variable names.
 
 ``pattern`` is ordinary Python and says what to find, ``replacement`` what to put in its place, and
-``check`` may refuse a match. Sizes are named in ``inputs``; parameters annotated ``float`` are
-numbers that take their value from the match; parameters with a default keep it.
+``check`` may refuse a match. Sizes are named in ``inputs``; parameters annotated ``float`` or
+``int`` are numbers that take their value from the match; parameters with a default keep it.
 
     def pattern(x, weight, eps: float):
         return quant_int8(rms_norm(x, weight, eps))
@@ -18,10 +18,10 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import sympy
 import torch
@@ -30,9 +30,9 @@ from ..errors import PatternError
 from .record import Decompositions
 from .reject import Reject
 from .term import Size, Term, size_of
-from .trace import TensorSpec, Traced, size_symbol, trace
+from .trace import TensorSpec, Traced, Variable, size_symbol, trace
 
-__all__ = ["Input", "Pattern", "Rule"]
+__all__ = ["Input", "Pattern", "Rule", "below"]
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -41,7 +41,8 @@ FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 class Input:
     """A tensor of a pattern: sizes by name, number or expression (``"2*H"``), and a fixed dtype.
 
-    Without ``dtype`` the tensor has the rule's dtype, one for all such inputs of a match.
+    A first size ``"..."`` stands for any number of leading dimensions. Without ``dtype`` the tensor
+    has the rule's dtype, one for all such inputs of a match.
     """
 
     shape: tuple[str | int, ...]
@@ -52,12 +53,23 @@ class Input:
 class Rule:
     """Find ``pattern``, put ``replacement`` in its place.
 
-    ``inputs`` gives each tensor's shape as names of sizes, ``{"x": ("T", "H")}``. The first size
-    of a tensor may stand for any number of leading dimensions of the graph's; the replacement
-    always sees the shapes that are written here, and its outputs are viewed back. ``check`` gets
+    ``inputs`` gives each tensor's shape as names of sizes, ``{"x": ("T", "H")}``. A pattern matches
+    tensors of any rank with the same rows: the first size may be several dimensions in the graph.
+    The replacement sees the shapes that are written here, and its outputs are viewed back; with
+    ``("...", "H")`` it sees the leading dimensions as they are, unless the inputs disagree on them,
+    in which case they are one dimension. ``check`` gets
     the :class:`~compilepass.rewrite.Match` and returns ``None`` or ``match.reject("why")``.
     ``dtypes`` are the floating dtypes that the rule is for. ``training=True`` allows the rule in
     graphs that have a backward pass.
+
+    An ``int`` parameter is a size like those of ``inputs``, which may name it
+    (``{"x": ("T", "G*group")}``): it is bound wherever it shows in a shape or as an argument.
+
+    ``layout`` says which strides the replacement takes. ``"any"``, the default, hands over the
+    graph's values as they are; a kernel made with ``kernels.define`` must take any strides.
+    ``"contiguous"`` puts a copy before the replacement where an input is not row-major. Outputs
+    come back with the strides of the values that they replace: by a copy where those were
+    row-major, and the site is refused (``layout``) where they were not.
 
     Raises :class:`PatternError` where the functions and ``inputs`` do not fit together.
     """
@@ -69,7 +81,9 @@ class Rule:
     name: str = ""
     dtypes: tuple[torch.dtype, ...] = FLOATING
     training: bool = False
+    layout: Literal["any", "contiguous"] = "any"
     numbers: tuple[str, ...] = field(default=(), init=False)
+    integers: tuple[str, ...] = field(default=(), init=False)
     fixed: Mapping[str, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -84,6 +98,11 @@ class Rule:
             for name, spec in self.inputs.items()
         }
         set_(self, "inputs", inputs)
+        if self.layout not in ("any", "contiguous"):
+            raise PatternError(
+                f"Rule {self.name!r}: layout is {self.layout!r}.",
+                hint="Write 'any', or 'contiguous' for a replacement that needs row-major inputs.",
+            )
         self._read_parameters()
 
     def _read_parameters(self) -> None:
@@ -95,7 +114,7 @@ class Rule:
                 why=f"The pattern takes ({', '.join(parameters)}).",
                 hint="Use the same names in both.",
             )
-        numbers, fixed = [], {}
+        numbers, integers, fixed = [], [], {}
         hints = inspect.get_annotations(self.pattern)
         for name, parameter in parameters.items():
             if name in self.inputs:
@@ -104,11 +123,14 @@ class Rule:
                 fixed[name] = parameter.default
             elif hints.get(name) in (float, "float"):
                 numbers.append(name)
+            elif hints.get(name) in (int, "int"):
+                integers.append(name)
             else:
                 raise PatternError(
                     f"Rule {self.name!r}: what is parameter {name!r} of the pattern?",
                     hint=f"Give its shape in inputs={{{name!r}: …}} if it is a tensor, annotate it "
-                    f"({name}: float) if it is a number, or give it a default if it is fixed.",
+                    f"({name}: float or int) if it is a number, or give it a default if it is "
+                    "fixed.",
                 )
         taken = set(inspect.signature(self.replacement).parameters)
         if taken != set(parameters):
@@ -118,7 +140,14 @@ class Rule:
                 hint="Both are functions of the same variables.",
             )
         object.__setattr__(self, "numbers", tuple(numbers))
+        object.__setattr__(self, "integers", tuple(integers))
         object.__setattr__(self, "fixed", fixed)
+
+    @property
+    def variants(self) -> tuple[torch.dtype, ...]:
+        """The dtypes that the pattern is traced for: one, where every input has its own."""
+        fixed = all(isinstance(s, Input) and s.dtype is not None for s in self.inputs.values())
+        return self.dtypes[:1] if fixed else self.dtypes
 
     @property
     def location(self) -> str:
@@ -128,6 +157,11 @@ class Rule:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.location})"
+
+    def is_open(self, name: str) -> bool:
+        """Whether input ``name`` begins with ``"..."``."""
+        spec = self.inputs[name]
+        return isinstance(spec, Input) and spec.shape[:1] == ("...",)
 
     def specs(self, dtype: torch.dtype) -> dict[str, TensorSpec]:
         """The input tensors of the variant for ``dtype``."""
@@ -142,14 +176,19 @@ class Rule:
 class Pattern:
     """One rule traced for one dtype.
 
-    ``root`` is the output that all others lead to; ``wanted`` counts the operations to match.
+    ``root`` is the output that all others lead to; ``operations`` are the terms to match, inputs
+    and numbers left out, in topological order.
     """
 
     rule: Rule
     dtype: torch.dtype
     traced: Traced
     root: Term
-    wanted: int
+    operations: tuple[Term, ...]
+
+    @property
+    def wanted(self) -> int:
+        return len(self.operations)
 
     @classmethod
     def of(cls, rule: Rule, dtype: torch.dtype, decompositions: Decompositions) -> Pattern:
@@ -160,9 +199,10 @@ class Pattern:
                 rule.pattern,
                 rule.specs(dtype),
                 rule.numbers,
-                rule.fixed,
+                {**rule.fixed, **{n: size_symbol(n) for n in rule.integers}},
                 decompositions=decompositions,
                 what=what,
+                hints=_hints(rule.integers),
             )
         except PatternError:
             raise
@@ -171,12 +211,12 @@ class Pattern:
                 f"{what} cannot be traced for {dtype}: {type(error).__name__}: {error}",
                 hint="A pattern is run on tensors without data; it cannot read their values.",
             ) from error
-        ops = [t for t in traced.terms if t.op not in ("input", "const")]
+        ops = tuple(t for t in traced.terms if t.op not in ("input", "const"))
         if not ops:
             raise PatternError(
                 f"{what} does nothing.", hint="Return a value computed from its inputs."
             )
-        reach = {out: _below(out) for out in traced.outputs}
+        reach = {out: below(out) for out in traced.outputs}
         root = max(traced.outputs, key=lambda out: len(reach[out]))
         apart = [out for out in traced.outputs if out not in reach[root]]
         if apart:
@@ -186,12 +226,30 @@ class Pattern:
                 hint="Split it into one rule per output.",
             )
         unused = [n for n, t in traced.inputs.items() if t not in reach[root]]
+        unused += sorted({*rule.numbers, *rule.integers} - set(_names(traced.terms)))
         if unused:
             raise PatternError(f"{what} does not use {', '.join(unused)}.", hint="Remove it.")
-        return cls(rule, dtype, traced, root, len(ops))
+        return cls(rule, dtype, traced, root, ops)
 
 
-def _below(term: Term) -> set[Term]:
+def _hints(integers: Sequence[str]) -> dict[str, int]:
+    """Example values that divide those of the sizes, as groups and heads do."""
+    return {size_symbol(n).name: max(16 >> i, 1) for i, n in enumerate(integers)}
+
+
+def _names(terms: Sequence[Term]) -> Iterator[str]:
+    """The numbers and sizes that occur in a pattern, so that a match can bind them."""
+    for term in terms:
+        for value in (*(term.shape or ()), *(v for _, v in term.params)):
+            for item in value if isinstance(value, tuple) else (value,):
+                if isinstance(item, Variable):
+                    yield item.name
+                elif isinstance(item, sympy.Expr):
+                    yield from (s.name.removeprefix("$") for s in item.free_symbols)
+
+
+def below(term: Term) -> set[Term]:
+    """``term`` and all that it is computed from."""
     seen: set[Term] = set()
     todo = [term]
     while todo:
@@ -208,12 +266,19 @@ def _shape_names(rule: str, name: str, shape: Any) -> tuple[str | int, ...]:
             f"Rule {rule!r}: the shape of {name!r} is {shape!r}.",
             hint=f"Write a tuple of sizes, such as {{{name!r}: ('T', 'H')}}.",
         )
+    if "..." in shape[1:]:
+        raise PatternError(
+            f"Rule {rule!r}: '...' is not the first size of {name!r}.",
+            hint="It stands for leading dimensions.",
+        )
     return tuple(shape)
 
 
 def _size(size: str | int) -> Size:
     if isinstance(size, int):
         return size
+    if size == "...":
+        return size_symbol(size)
     names = {name: size_symbol(name) for name in re.findall(r"[A-Za-z_]\w*", size)}
     try:
         expr = sympy.parse_expr(size, local_dict=names)

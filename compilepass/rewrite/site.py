@@ -65,6 +65,9 @@ class Mutations:
             if written:
                 self.found.append((node, written))
 
+    def __bool__(self) -> bool:
+        return bool(self.found)
+
     def between(self, first: Node, last: Node, nodes: Iterable[Node]) -> Node | None:
         """A node from ``first`` to ``last`` that writes to a value of ``nodes``."""
         if not self.found:
@@ -93,7 +96,8 @@ def find_site(
                 node or next(iter(covered)),
             )
         inputs[name] = node
-    for name, value in bound.numbers.items():
+    numbers = {**bound.numbers, **{n: bound.dims[f"${n}"] for n in rule.integers}}
+    for name, value in numbers.items():
         if isinstance(value, sympy.Expr):
             return Reject("scalar", f"{name} is known only when the graph runs ({value}).")
     out_terms = [bound.terms[t] for t in pattern.traced.outputs]
@@ -111,16 +115,10 @@ def find_site(
     if isinstance(place, Reject):
         return place
     before, must_sort = place
-    first = min(covered)
-    writer = mutations.between(first, before, (*inputs.values(), *covered))
-    if writer is not None:
-        return Reject(
-            "mutation",
-            f"{writer.name} writes to a value of the match between its nodes.",
-            writer,
-            expected="no mutation",
-            found=str(writer.target),
-        )
+    if mutations:
+        reject = _mutated(mutations, inputs, covered, place, canonical)
+        if reject is not None:
+            return reject
     for guard in pattern.traced.guards:
         known = {s: bound.dims.get(s.name, s) for s in guard.free_symbols}
         if guard.xreplace(known) != sympy.true:
@@ -128,7 +126,7 @@ def find_site(
     match = Match(
         rule,
         {name.removeprefix("$"): size for name, size in bound.dims.items()},
-        bound.numbers,
+        numbers,
         inputs,
         devices.pop(),
         pattern.dtype,
@@ -138,6 +136,42 @@ def find_site(
         if refused is not None:
             return refused.at(outputs[0])
     return Site(pattern, match, outputs, tuple(covered), before, must_sort)
+
+
+def _mutated(
+    mutations: Mutations,
+    inputs: dict[str, Node],
+    covered: dict[Node, None],
+    place: tuple[Node, bool],
+    canonical: Canonical,
+) -> Reject | None:
+    """Whether a value that the match reads is written to before the replacement would read it.
+
+    Between an input and the match there may be copies and views that the match looks through.
+    """
+    before, must_sort = place
+    between: dict[Node, None] = {}
+    todo = [s for n in covered for s in n.all_input_nodes]
+    while todo:
+        node = todo.pop()
+        if node not in between and node not in covered and canonical.is_transparent(node):
+            between[node] = None
+            todo += node.all_input_nodes
+    involved = (*inputs.values(), *covered, *between)
+    reads = (*covered, *between, before)
+    writer = mutations.between(min(reads), max((*covered, before)), involved)
+    if writer is None and must_sort:  # nodes would move, and what they read with them
+        writer = mutations.found[0][0]
+    if writer is None:
+        return None
+    return Reject(
+        "mutation",
+        f"{writer.name} writes to a value of the match between its nodes.",
+        writer,
+        expected="no mutation",
+        found=str(writer.target),
+        hint="Compute the match before the write, or write to a copy.",
+    )
 
 
 def _run_check(rule: Rule, match: Match) -> Reject | None:
@@ -194,8 +228,12 @@ def _extra_user(
         if node in spared:
             continue
         users = list(outside(node))
+        if users and len(covered) == 1:
+            return Reject("partial_kernel", f"{node.name} computes more than this rule.", node)
         if users:
-            names = ", ".join(u.name for u in users[:4])
+            names = ", ".join(
+                "the graph's output" if u.op == "output" else u.name for u in users[:4]
+            )
             return Reject(
                 "extra_user",
                 f"{node.name} is also used by {names}.",
@@ -215,11 +253,12 @@ def _place(
     """The node before which the replacement goes, and whether the graph must be sorted after."""
     needs = list(inputs.values())
     given = [o for o in outputs if o is not None]
-    users = [u for o in given for u in o.users if u not in covered]
-    before = min(users) if users else max(given).next
-    late = [n for n in needs if not n < before]
-    if not late:
-        return before, False
+    if all(n < min(given) for n in needs):
+        return min(given), False
+    latest = max(needs)
+    if all(latest < u for o in given for u in o.users if u not in covered):
+        return latest.next, False
+    late = [n for n in needs if not n < min(given)]
     blocker = _depends_on(late, set(given), min(given))
     if blocker is not None:
         return Reject(
@@ -229,7 +268,7 @@ def _place(
             expected="inputs that do not need an output",
             found=f"{blocker.name} needs {', '.join(g.name for g in given)}",
         )
-    return max(late).next, True
+    return latest.next, True
 
 
 def _depends_on(nodes: list[Node], targets: set[Node], floor: Node) -> Node | None:

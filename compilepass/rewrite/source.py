@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -22,7 +23,12 @@ def source_of(node: Node | None) -> str:
     the line of the model.
     """
     trace = node.meta.get("stack_trace") if node is not None else None
-    frames = list(_FRAME.finditer(trace)) if trace else []
+    return _innermost(trace) if trace else ""
+
+
+@functools.lru_cache(4096)
+def _innermost(trace: str) -> str:
+    frames = list(_FRAME.finditer(trace))
     if not frames:
         return ""
     outside = [f for f in frames if not f["file"].startswith(_PACKAGE)]

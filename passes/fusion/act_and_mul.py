@@ -11,7 +11,7 @@ After::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -52,8 +52,8 @@ class FuseActAndMul(FusionPass):
     )
 
     def rules(self, ctx: PassContext) -> Sequence[Rule]:
-        halves = {"x": ("T", "2*I")}
-        pair = {"gate": ("T", "I"), "up": ("T", "I")}
+        halves = {"x": ("...", "2*I")}
+        pair = {"gate": ("...", "I"), "up": ("...", "I")}
         gelus = ("none", "tanh")
         return [
             Rule(silu_and_mul, fused_silu_and_mul, halves),
@@ -63,7 +63,7 @@ class FuseActAndMul(FusionPass):
         ]
 
 
-def _gelu_and_mul(approximate: str, inputs: dict[str, tuple[str, ...]]) -> Rule:
+def _gelu_and_mul(approximate: str, inputs: Mapping[str, tuple[str, ...]]) -> Rule:
     def gelu_and_mul(x: Tensor) -> Tensor:
         return native.gelu_and_mul(x, approximate)
 
@@ -73,7 +73,7 @@ def _gelu_and_mul(approximate: str, inputs: dict[str, tuple[str, ...]]) -> Rule:
     return Rule(gelu_and_mul, fused, inputs, name=f"gelu_and_mul_{approximate}")
 
 
-def _gelu_mul(approximate: str, inputs: dict[str, tuple[str, ...]]) -> Rule:
+def _gelu_mul(approximate: str, inputs: Mapping[str, tuple[str, ...]]) -> Rule:
     def gelu_mul(gate: Tensor, up: Tensor) -> Tensor:
         return native.gelu_mul(gate, up, approximate)
 

@@ -52,8 +52,8 @@ class FuseActQuant(FusionPass):
     )
 
     def rules(self, ctx: PassContext) -> Sequence[Rule]:
-        pair = {"gate": ("T", "I"), "up": ("T", "I")}
+        pair = {"gate": ("...", "I"), "up": ("...", "I")}
         return [
-            Rule(silu_and_mul_quant, fused_silu_and_mul_quant, {"x": ("T", "2*I")}),
+            Rule(silu_and_mul_quant, fused_silu_and_mul_quant, {"x": ("...", "2*I")}),
             Rule(silu_mul_quant, fused_silu_mul_quant, pair),
         ]

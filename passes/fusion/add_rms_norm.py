@@ -45,5 +45,5 @@ def _rule(variant: str, dtypes: tuple[torch.dtype, ...]) -> Rule:
     def fused(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return torch.ops.compilepass.fused_add_rms_norm(x, residual, weight, eps, variant)  # type: ignore[no-any-return]
 
-    inputs = {"x": ("T", "H"), "residual": ("T", "H"), "weight": ("H",)}
+    inputs = {"x": ("...", "H"), "residual": ("...", "H"), "weight": ("H",)}
     return Rule(add_rms_norm, fused, inputs, name=f"add_rms_norm_{variant}", dtypes=dtypes)

@@ -57,7 +57,7 @@ def _add_norm_quant(variant: str, dtypes: tuple[torch.dtype, ...]) -> Rule:
         op = torch.ops.compilepass.fused_add_rms_norm_dynamic_int8_quant
         return op(x, residual, weight, eps, variant)  # type: ignore[no-any-return]
 
-    inputs = {"x": ("T", "H"), "residual": ("T", "H"), "weight": ("H",)}
+    inputs = {"x": ("...", "H"), "residual": ("...", "H"), "weight": ("H",)}
     name = f"add_rms_norm_quant_{variant}"
     return Rule(add_rms_norm_quant, fused, inputs, name=name, dtypes=dtypes)
 
@@ -70,5 +70,5 @@ def _norm_quant(variant: str, dtypes: tuple[torch.dtype, ...]) -> Rule:
         op = torch.ops.compilepass.rms_norm_dynamic_int8_quant
         return op(x, weight, eps, variant)  # type: ignore[no-any-return]
 
-    inputs = {"x": ("T", "H"), "weight": ("H",)}
+    inputs = {"x": ("...", "H"), "weight": ("H",)}
     return Rule(rms_norm_quant, fused, inputs, name=f"rms_norm_quant_{variant}", dtypes=dtypes)

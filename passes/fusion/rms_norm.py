@@ -43,5 +43,5 @@ def _rule(variant: str, dtypes: tuple[torch.dtype, ...]) -> Rule:
     def fused(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return torch.ops.compilepass.rms_norm(x, weight, eps, variant)  # type: ignore[no-any-return]
 
-    inputs = {"x": ("T", "H"), "weight": ("H",)}
+    inputs = {"x": ("...", "H"), "weight": ("H",)}
     return Rule(rms_norm, fused, inputs, name=f"rms_norm_{variant}", dtypes=dtypes)

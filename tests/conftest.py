@@ -1,0 +1,22 @@
+"""What all tests share: a cache of their own, but the kernels that the machine has built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from compilepass.config import cache_dir
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Reports of earlier runs must not answer for this one; a kernel is keyed by all it is of."""
+    own = tmp_path_factory.mktemp("cache")
+    kernels = cache_dir() / "kernels"
+    kernels.mkdir(parents=True, exist_ok=True)
+    (own / "kernels").symlink_to(kernels)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMPILEPASS_CACHE_DIR", str(own))
+        yield own
