@@ -271,7 +271,7 @@ def clamp_is_two_bounds(t: Term, b: Builder) -> Term | None:
 
 @equivalence("addmm")
 def addmm_is_mm_and_add(t: Term, b: Builder) -> Term | None:
-    """``addmm(bias, a, b)`` is ``a @ b + bias`` where alpha and beta are 1."""
+    """``addmm(bias, a, b)`` is ``a @ b + bias`` where alpha and beta are 1 (inexact)."""
     if t.param("alpha") != 1 or t.param("beta") != 1:
         return None
     bias, left, right = t.args
