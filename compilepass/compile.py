@@ -25,7 +25,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule
 
 from . import inductor, torch_compat
-from .config import CompilationConfig, CompilationMode, get_config
+from .config import CompilationConfig, CompilationMode, config_is_default, get_config, use_config
 from .depyf_dump import watching
 from .errors import ConfigError, ExpectationError, did_you_mean
 from .ops import check_policy_names, unmatched_overrides
@@ -40,6 +40,7 @@ __all__ = [
     "compile",
     "compile_with",
     "dynamo_backend",
+    "explain",
     "plan",
     "report",
     "unexpected",
@@ -95,6 +96,7 @@ class Backend:
                 hint="Use 'inductor' or 'fx', or mode=STOCK_TORCH_COMPILE for another backend.",
             )
         self.config = config
+        self._default = config_is_default() and config is get_config()
         self.plan = plan(config)
         self._model = weakref.ref(model) if isinstance(model, nn.Module) else None
         inductor.check_options(config.inductor_options)
@@ -105,7 +107,7 @@ class Backend:
                     hint=did_you_mean(name, [e.name for e in self.plan.entries]),
                 )
         self._dump = (
-            Dump(config.debug_dump_path, self.plan, config.to_toml())
+            Dump(config.debug_dump_path, self.plan, _config_text(config))
             if config.debug_dump_path is not None
             else None
         )
@@ -113,6 +115,7 @@ class Backend:
             self.plan,
             inductor.engine(),
             strict=config.strict,
+            verify=config.verify,
             instruments=[*instruments, *([self._dump] if self._dump is not None else [])],
         )
         self._slots: dict[object, list[_Slot]] = {}  # by what is compiled: see inductor.Frame
@@ -219,8 +222,9 @@ class Backend:
             graphs=tuple(record for slot in slots for record in slot.records.values()),
             ops=tuple(_ops(self.config, self._model() if self._model else None)),
             notes=notes(),
-            config=self.config.to_toml(),
+            config=_config_text(self.config),
             from_cache=bool(slots) and all(s.from_cache for s in slots),
+            default_config=self._default,
         )
 
     def check(self) -> None:
@@ -275,6 +279,35 @@ def compile(model: M, config: CompilationConfig | None = None, **options: Any) -
     return compile_with(model, Backend(config, model))
 
 
+def explain(
+    model: Callable[..., Any],
+    args: Sequence[Any],
+    config: CompilationConfig | None = None,
+    *,
+    passes: Sequence[str] | None = None,
+) -> Report:
+    """What the passes would do to ``model(*args)``, without generating code.
+
+    The model is compiled up to Inductor's code generation and called once. Its ops keep the
+    decisions that they took when it was built; ops built during the call take those of ``config``.
+    ``passes`` replaces the config's pass policy. The ambient grad mode decides whether the graph
+    is one of a training step, as in :func:`compile`; ``expect`` and ``strict`` are left out, since
+    the report is the answer.
+    """
+    config = config or get_config()
+    ops = config.op_policy()
+    update: dict[str, Any] = {"backend": "fx", "expect": {}, "strict": False}
+    update["mode"] = CompilationMode.COMPILE_WITH_PASSES
+    update["debug_dump_path"] = None
+    update["custom_ops"] = [str(ops.base), *(w for w in config.custom_ops if w[:1] in "+-")]
+    if passes is not None:
+        update["passes"] = list(passes)
+    fast = compile(model, config.model_copy(update=update))
+    with use_config(config):
+        fast(*args)
+    return report(fast)
+
+
 def compile_with(model: M, made: Backend) -> M:
     """As :func:`compile`, with a backend that the caller made."""
     fast = torch.compile(model, backend=made, **_dynamo_options(made.config))
@@ -304,6 +337,15 @@ def _stock(config: CompilationConfig) -> dict[str, Any]:
 def _inductor_options(config: CompilationConfig) -> dict[str, Any]:
     partition = {"graph_partition": True} if config.use_inductor_graph_partition else {}
     return {**config.inductor_options, **partition}
+
+
+def _config_text(config: CompilationConfig) -> str:
+    """The config as TOML, with a comment for each option that only code can set."""
+    plain = (bool, int, float, str)
+    options = {k: v for k, v in config.inductor_options.items() if isinstance(v, plain)}
+    text = config.model_copy(update={"inductor_options": options}).to_toml()
+    left = sorted(config.inductor_options.keys() - options.keys())
+    return text + "".join(f"# inductor_options.{name} is set in code\n" for name in left)
 
 
 def _with_first_call(fast: Any, made: Backend) -> Any:
