@@ -25,7 +25,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule
 
 from . import inductor, torch_compat
-from .config import CompilationConfig, CompilationMode, get_config, use_config
+from .config import CompilationConfig, CompilationMode, config_is_default, get_config, use_config
 from .depyf_dump import watching
 from .errors import ConfigError, ExpectationError, did_you_mean
 from .ops import check_policy_names, unmatched_overrides
@@ -96,6 +96,7 @@ class Backend:
                 hint="Use 'inductor' or 'fx', or mode=STOCK_TORCH_COMPILE for another backend.",
             )
         self.config = config
+        self._default = config_is_default() and config is get_config()
         self.plan = plan(config)
         self._model = weakref.ref(model) if isinstance(model, nn.Module) else None
         inductor.check_options(config.inductor_options)
@@ -106,7 +107,7 @@ class Backend:
                     hint=did_you_mean(name, [e.name for e in self.plan.entries]),
                 )
         self._dump = (
-            Dump(config.debug_dump_path, self.plan, config.to_toml())
+            Dump(config.debug_dump_path, self.plan, _config_text(config))
             if config.debug_dump_path is not None
             else None
         )
@@ -221,8 +222,9 @@ class Backend:
             graphs=tuple(record for slot in slots for record in slot.records.values()),
             ops=tuple(_ops(self.config, self._model() if self._model else None)),
             notes=notes(),
-            config=self.config.to_toml(),
+            config=_config_text(self.config),
             from_cache=bool(slots) and all(s.from_cache for s in slots),
+            default_config=self._default,
         )
 
     def check(self) -> None:
@@ -335,6 +337,15 @@ def _stock(config: CompilationConfig) -> dict[str, Any]:
 def _inductor_options(config: CompilationConfig) -> dict[str, Any]:
     partition = {"graph_partition": True} if config.use_inductor_graph_partition else {}
     return {**config.inductor_options, **partition}
+
+
+def _config_text(config: CompilationConfig) -> str:
+    """The config as TOML, with a comment for each option that only code can set."""
+    plain = (bool, int, float, str)
+    options = {k: v for k, v in config.inductor_options.items() if isinstance(v, plain)}
+    text = config.model_copy(update={"inductor_options": options}).to_toml()
+    left = sorted(config.inductor_options.keys() - options.keys())
+    return text + "".join(f"# inductor_options.{name} is set in code\n" for name in left)
 
 
 def _with_first_call(fast: Any, made: Backend) -> Any:

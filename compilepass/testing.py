@@ -139,7 +139,7 @@ def check_rule(rule: Rule, inputs: Mapping[str, Any] | Sequence[Any]) -> Compari
     """
     names = [*inspect.signature(rule.pattern).parameters]
     given = dict(inputs if isinstance(inputs, Mapping) else zip(names, inputs, strict=False))
-    missing = {*rule.inputs, *rule.numbers} - given.keys()
+    missing = {*names} - rule.fixed.keys() - given.keys()
     if missing or given.keys() - {*names} or len(given) != len(inputs):
         raise PatternError(
             f"Rule {rule} is checked with {len(inputs)} inputs: {', '.join(given)}",
@@ -157,7 +157,8 @@ def check_rule(rule: Rule, inputs: Mapping[str, Any] | Sequence[Any]) -> Compari
         def rules(self, ctx: PassContext) -> Sequence[Rule]:
             return (rule,)
 
-    config = CompilationConfig(backend="fx", level=1)
+    alone = ["default", f"+{RuleUnderTest.name}"]  # beside the canonicalisation that level=1 keeps
+    config = CompilationConfig(backend="fx", passes=alone, level=1)
     config.register_pass(RuleUnderTest)
     return _check(RuleUnderTest.name, pattern, tensors, config, 1, (), ())
 

@@ -86,7 +86,7 @@ class Dump:
         self._write(f"{stem}_after", graph, f"After {pass_.name}: {count}.")
 
     def failed(self, pass_: Pass, graph: Graph, error: Exception) -> str:
-        """Write the graph that the pass failed on, with code that runs the pass on it."""
+        """Write the graph that the pass failed on."""
         path = self._here / f"{self._stem(pass_)}_failed.py"
         _put(path, self._before)
         return str(path)

@@ -27,11 +27,13 @@ class Report:
     notes: tuple[Note, ...] = ()
     config: str = ""
     from_cache: bool = False
+    default_config: bool = False  # no config was given or active
 
     @property
     def matches(self) -> dict[str, int]:
-        """Changes per pass that ran, in the order of the plan."""
-        return {p.name: p.changes for p in self.passes if p.status == "ran"}
+        """Changes per pass that ran in any graph, in the order of the plan."""
+        ran = {p.name for g in self.graphs for p in g.passes if p.status == "ran"}
+        return {p.name: p.changes for p in self.passes if p.name in ran}
 
     @property
     def rules(self) -> dict[str, int]:
@@ -96,6 +98,7 @@ class Report:
             "ops": [dataclasses.asdict(o) for o in self.ops],
             "notes": [dataclasses.asdict(n) for n in self.notes],
             "config": self.config,
+            "default_config": self.default_config,
         }
 
     def to_json(self, indent: int | None = 2) -> str:
@@ -111,6 +114,7 @@ class Report:
             notes=tuple(Note(**n) for n in data["notes"]),
             config=data["config"],
             from_cache=data["from_cache"],
+            default_config=data["default_config"],
         )
 
     def __str__(self) -> str:
