@@ -25,7 +25,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule
 
 from . import inductor, torch_compat
-from .config import CompilationConfig, CompilationMode, get_config, use_config
+from .config import CompilationConfig, CompilationMode, config_is_default, get_config, use_config
 from .depyf_dump import watching
 from .errors import ConfigError, ExpectationError, did_you_mean
 from .ops import check_policy_names, unmatched_overrides
@@ -96,6 +96,7 @@ class Backend:
                 hint="Use 'inductor' or 'fx', or mode=STOCK_TORCH_COMPILE for another backend.",
             )
         self.config = config
+        self._default = config_is_default() and config is get_config()
         self.plan = plan(config)
         self._model = weakref.ref(model) if isinstance(model, nn.Module) else None
         inductor.check_options(config.inductor_options)
@@ -223,6 +224,7 @@ class Backend:
             notes=notes(),
             config=_config_text(self.config),
             from_cache=bool(slots) and all(s.from_cache for s in slots),
+            default_config=self._default,
         )
 
     def check(self) -> None:

@@ -34,6 +34,8 @@ def render(report: Report) -> Iterator[RenderableType]:
     cached = ", from the cache" if report.from_cache else ""
     graphs = len(report.graphs)
     yield f"[bold]{total} changes in {graphs} graph{'s' * (graphs != 1)}{cached}[/bold]"
+    if report.default_config:
+        yield "No configuration was given or active: the default one applied."
     if report.ops:
         yield _ops(report)
     if report.passes:

@@ -47,12 +47,18 @@ class Emitter:
     """Rewrites sites of one graph and keeps ``canonical`` up to date."""
 
     def __init__(
-        self, graph: Graph, canonical: Canonical, *, has_writes: bool, verify: bool
+        self,
+        graph: Graph,
+        canonical: Canonical,
+        *,
+        has_writes: bool,
+        verify: bool,
+        any_kernel: bool,
     ) -> None:
         self._graph = graph
         self._canonical = canonical
         self._has_writes = has_writes
-        self._verify = verify
+        self._verify, self._any_kernel = verify, any_kernel
         self._verified: dict[int, Reject | None] = {}  # by the template, which stands for its sites
         self._templates: dict[Any, _Template] = {}
         self._sizes: dict[sympy.Expr, list[Node]] = {}
@@ -158,9 +164,8 @@ class Emitter:
                 decompositions={},
                 what=f"The replacement of rule {rule}",
             )
-            refusal = self._kernels_decline(recording, match.device) or breaks_contract(
-                rule, recording, outs
-            )
+            declined = None if self._any_kernel else self._kernels_decline(recording, match.device)
+            refusal = declined or breaks_contract(rule, recording, outs)
         except Exception as error:  # replacement and predicates are their authors' code
             refusal = _as_reject(error, f"the replacement of {rule} raised")
             recording = Recording([], [], [])

@@ -21,6 +21,7 @@ from ..reporting.records import NearMiss
 from .candidates import Candidates
 from .canonical import Canonical
 from .emit import Emitter
+from .example import example_graph
 from .expand import KernelExpander
 from .match import Bindings, Failure, Unifier
 from .near_miss import describe_failure, describe_reject
@@ -68,6 +69,11 @@ class RuleResult:
     @property
     def count(self) -> int:
         return len(self.sites)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a match was there that is what the rule would write already."""
+        return bool(self._fused)
 
     @property
     def declined(self) -> int:
@@ -143,9 +149,17 @@ class Engine:
             self._patterns[key] = Pattern.of(rule, dtype, self._decompositions)
         return self._patterns[key]
 
-    def session(self, graph: Graph, *, verify: bool = False) -> Session:
-        """A session on ``graph``; ``verify`` runs each kind of replacement against its original."""
-        return Session(self, graph, verify=verify)
+    def session(self, graph: Graph, *, verify: bool = False, any_kernel: bool = False) -> Session:
+        """A session on ``graph``.
+
+        ``verify`` runs each kind of replacement against its original. ``any_kernel`` takes kernels
+        that this machine does not have.
+        """
+        return Session(self, graph, verify=verify, any_kernel=any_kernel)
+
+    def example(self, rule: Rule, dtype: torch.dtype) -> Graph:
+        """The rule's pattern for ``dtype`` as a graph of its own."""
+        return example_graph(rule, dtype, self._decompositions)
 
     def apply(self, graph: Graph, rules: Sequence[Rule]) -> list[RuleResult]:
         """Apply ``rules`` in order to ``graph``, in place."""
@@ -156,14 +170,20 @@ class Engine:
 class Session:
     """The engine at work on one graph; nobody else may edit the graph meanwhile."""
 
-    def __init__(self, engine: Engine, graph: Graph, *, verify: bool = False) -> None:
+    def __init__(
+        self, engine: Engine, graph: Graph, *, verify: bool = False, any_kernel: bool = False
+    ) -> None:
         self._engine = engine
         self.graph = graph
         self.canonical = Canonical(engine._expand)
         self.canonical.add_graph(graph)
         self._mutations = Mutations(graph)
         self._emitter = Emitter(
-            graph, self.canonical, has_writes=bool(self._mutations), verify=verify
+            graph,
+            self.canonical,
+            has_writes=bool(self._mutations),
+            verify=verify,
+            any_kernel=any_kernel,
         )
 
     def apply(self, rule: Rule, *, refusal: Reject | None = None) -> RuleResult:
@@ -186,14 +206,14 @@ class Session:
 
     def _dtypes(self, rule: Rule) -> list[torch.dtype]:
         """The rule's dtypes that occur in the graph, so that only those patterns are traced."""
-        if not any(spec.dtype is None for spec in rule.inputs.values()):  # type: ignore[union-attr]
-            return list(rule.dtypes[:1])
+        if len(rule.variants) == 1:
+            return list(rule.variants)
         present = {
             t.dtype
             for op in ("leaf", *self.canonical.by_op)
             for t in self.canonical.by_op.get(op, ())
         }
-        return [d for d in rule.dtypes if d in present]
+        return [d for d in rule.variants if d in present]
 
     def _try(
         self, pattern: Pattern, anchor: Term, result: RuleResult, refusal: Reject | None

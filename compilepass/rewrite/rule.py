@@ -144,6 +144,12 @@ class Rule:
         object.__setattr__(self, "fixed", fixed)
 
     @property
+    def variants(self) -> tuple[torch.dtype, ...]:
+        """The dtypes that the pattern is traced for: one, where every input has its own."""
+        fixed = all(isinstance(s, Input) and s.dtype is not None for s in self.inputs.values())
+        return self.dtypes[:1] if fixed else self.dtypes
+
+    @property
     def location(self) -> str:
         """``file.py:line`` of the pattern."""
         code = getattr(self.pattern, "__code__", None)
