@@ -160,7 +160,7 @@ def sum_over_count_is_mean(t: Term, b: Builder) -> Term | None:
 
 @equivalence("mul")
 def sum_times_inverse_count_is_mean(t: Term, b: Builder) -> Term | None:
-    """``sum(x, dim) * (1 / n)`` is ``mean(x, dim)`` where ``n`` is the size of ``dim`` (inexact)."""
+    """``sum(x, dim) * (1 / n)`` is ``mean(x, dim)`` if ``dim`` has the size ``n`` (inexact)."""
     for total, inverse in (t.args, t.args[::-1]):
         if (count := _inverted(inverse)) is not None:
             return _mean(t, total, count, b)
