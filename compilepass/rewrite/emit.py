@@ -314,9 +314,7 @@ def _own_value(call: Call, node: Node, mode: FakeTensorMode, heirs: dict[Call, A
     if call in heirs:
         return heirs[call]
     parts = {
-        c.args[1]: v
-        for c, v in heirs.items()
-        if c.target is operator.getitem and c.args[0] is call
+        c.args[1]: v for c, v in heirs.items() if c.target is operator.getitem and c.args[0] is call
     }
     val = call.meta["val"]
     if not isinstance(val, (tuple, list)):
