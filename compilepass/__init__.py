@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import testing
-    from .compile import Backend, backend, compile, dynamo_backend, plan, report
+    from .compile import Backend, backend, compile, dynamo_backend, explain, plan, report
     from .config import CompilationConfig, CompilationMode, get_config, use_config
     from .errors import CompilePassError, ConfigError, ExpectationError
     from .ops import CustomOp, PluggableLayer, describe, maybe_compile, override
@@ -48,6 +48,7 @@ __all__ = [
     "compile",
     "describe",
     "dynamo_backend",
+    "explain",
     "get_config",
     "maybe_compile",
     "override",

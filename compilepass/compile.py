@@ -25,7 +25,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule
 
 from . import inductor, torch_compat
-from .config import CompilationConfig, CompilationMode, get_config
+from .config import CompilationConfig, CompilationMode, config_is_default, get_config, use_config
 from .depyf_dump import watching
 from .errors import ConfigError, ExpectationError, did_you_mean
 from .ops import check_policy_names, unmatched_overrides
@@ -40,6 +40,7 @@ __all__ = [
     "compile",
     "compile_with",
     "dynamo_backend",
+    "explain",
     "plan",
     "report",
     "unexpected",
@@ -95,6 +96,7 @@ class Backend:
                 hint="Use 'inductor' or 'fx', or mode=STOCK_TORCH_COMPILE for another backend.",
             )
         self.config = config
+        self._default = config_is_default() and config is get_config()
         self.plan = plan(config)
         self._model = weakref.ref(model) if isinstance(model, nn.Module) else None
         inductor.check_options(config.inductor_options)
@@ -113,6 +115,7 @@ class Backend:
             self.plan,
             inductor.engine(),
             strict=config.strict,
+            verify=config.verify,
             instruments=[*instruments, *([self._dump] if self._dump is not None else [])],
         )
         self._slots: dict[object, list[_Slot]] = {}  # by what is compiled: see inductor.Frame
@@ -225,6 +228,7 @@ class Backend:
             notes=notes(),
             config=_config_text(self.config),
             from_cache=bool(slots) and all(s.from_cache for s in slots),
+            default_config=self._default,
         )
 
     def check(self) -> None:
@@ -277,6 +281,35 @@ def compile(model: M, config: CompilationConfig | None = None, **options: Any) -
     if config.mode is CompilationMode.STOCK_TORCH_COMPILE:
         return cast(M, torch.compile(model, **_stock(config), **_dynamo_options(config)))
     return compile_with(model, Backend(config, model))
+
+
+def explain(
+    model: Callable[..., Any],
+    args: Sequence[Any],
+    config: CompilationConfig | None = None,
+    *,
+    passes: Sequence[str] | None = None,
+) -> Report:
+    """What the passes would do to ``model(*args)``, without generating code.
+
+    The model is compiled up to Inductor's code generation and called once. Its ops keep the
+    decisions that they took when it was built; ops built during the call take those of ``config``.
+    ``passes`` replaces the config's pass policy. The ambient grad mode decides whether the graph
+    is one of a training step, as in :func:`compile`; ``expect`` and ``strict`` are left out, since
+    the report is the answer.
+    """
+    config = config or get_config()
+    ops = config.op_policy()
+    update: dict[str, Any] = {"backend": "fx", "expect": {}, "strict": False}
+    update["mode"] = CompilationMode.COMPILE_WITH_PASSES
+    update["debug_dump_path"] = None
+    update["custom_ops"] = [str(ops.base), *(w for w in config.custom_ops if w[:1] in "+-")]
+    if passes is not None:
+        update["passes"] = list(passes)
+    fast = compile(model, config.model_copy(update=update))
+    with use_config(config):
+        fast(*args)
+    return report(fast)
 
 
 def compile_with(model: M, made: Backend) -> M:

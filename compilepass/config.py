@@ -94,6 +94,8 @@ class CompilationConfig(BaseModel):
         default (as without a level), 3 all passes. An error beside the bases ``all`` and ``none``.
     expect: pass name to number of matches; another number is an error with the reason.
     strict: a pass that raises, or was asked for by name and matches nothing, is an error.
+    verify: run each rewritten site and what it replaced on random inputs, and compare both with
+        float64; a site that is worse is restored and its pass counts as failed.
     debug_dump_path: directory for graphs, patterns and reports.
     inductor_options: as ``torch.compile(options=…)``.
     use_inductor_graph_partition: let Inductor split at code generation, so passes see whole graphs.
@@ -113,6 +115,7 @@ class CompilationConfig(BaseModel):
     level: int | None = Field(None, ge=0, le=3)
     expect: dict[str, NonNegativeInt] = Field(default_factory=dict)
     strict: bool = False
+    verify: bool = False
     debug_dump_path: Path | None = None
     inductor_options: dict[str, Any] = Field(default_factory=dict)
     use_inductor_graph_partition: bool = False
@@ -332,6 +335,7 @@ class CompilationConfig(BaseModel):
             "backend": self.backend,
             "dynamic": self.dynamic,
             "fullgraph": self.fullgraph,
+            "verify": self.verify,
             "custom_ops": self.op_policy().key(),
             "passes": self.pass_policy().key(),
             "inductor_options": self.inductor_options,

@@ -13,17 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch import nn
 
 from .errors import CompilePassError
-from .kernels import find
+from .float64 import InFloat64, widen
 from .ops.custom_op import DispatchedOp
 
 __all__ = ["run_in_float64"]
-
-_NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def run_in_float64(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -34,8 +30,8 @@ def run_in_float64(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     try:
         if isinstance(model, nn.Module):
             model = _widened_copy(model)
-        args, kwargs = tree_map(_widen, (args, kwargs))
-        with torch.compiler.set_stance("force_eager"), _InFloat64():  # type: ignore[no-untyped-call]
+        args, kwargs = widen((args, kwargs))
+        with torch.compiler.set_stance("force_eager"), InFloat64():
             return model(*args, **kwargs)
     except Exception as error:
         raise CompilePassError(
@@ -52,25 +48,3 @@ def _widened_copy(model: nn.Module) -> nn.Module:
         if isinstance(module, DispatchedOp):
             module.make_native()
     return wide
-
-
-class _InFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        kernel = find(func)
-        if kernel is not None:
-            with self:
-                return kernel.run_native(*args, **kwargs)
-        if func is torch.ops.aten.view.dtype:
-            raise TypeError("it reads the bits of a tensor as another dtype")
-        if not func._schema.is_mutable:  # what is written to must stay the caller's tensor
-            args, kwargs = tree_map(_widen, (args, kwargs))
-        return tree_map(_widen, func(*args, **kwargs))
-
-
-def _widen(value: Any) -> Any:
-    if isinstance(value, torch.dtype):
-        return torch.float64 if value in _NARROW else value
-    return value.double() if isinstance(value, Tensor) and value.dtype in _NARROW else value

@@ -41,18 +41,19 @@ def assert_policies_agree(
     """Build and compile a model under each policy, and check each against float64.
 
     ``model_factory`` builds the model, always with the same weights. ``policies`` are values of
-    ``custom_ops``; ``config`` are further fields of the configuration, with ``backend="fx"`` if it
-    names none. ``same_counts`` asserts that the named passes matched as often under every policy;
-    ``True`` means all passes that fuse. Returns the report on each policy.
+    ``custom_ops``; ``config`` are other fields to change in the active configuration, whose backend
+    is ``"fx"`` here unless they name one. ``same_counts`` asserts that the named passes matched as
+    often under every policy; ``True`` means all passes that fuse. Returns the report on each.
 
     Raises ``AssertionError`` as ``testing.assert_compiled_close`` does, and for unequal counts.
     """
-    from .config import CompilationConfig, use_config
+    from .config import get_config, use_config
     from .testing import assert_compiled_close
 
     reports = {}
     for policy in policies:
-        active = CompilationConfig(**{"backend": "fx", **config, "custom_ops": policy})
+        fields = {"backend": "fx", **config, "custom_ops": policy}
+        active = get_config().model_copy(update=fields)
         with use_config(active):
             model = model_factory()
         try:

@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .comparison import Comparison, compare
+from .compile import plan
 from .config import CompilationConfig, use_config
 from .models import Target, build
 from .ops import check_policy_names
@@ -70,10 +71,11 @@ def run_trial(
 
     Raises what :func:`build` and :func:`compare` raise.
     """
+    plan(config)  # says what is wrong with the passes before anything takes time
     on_stage(f"building {target.where}")
     with use_config(config):
-        check_policy_names(config)
         model, inputs = build(target)
+        check_policy_names(config)  # the target's module may have registered ops
         found = compare(model, inputs, config, on_stage=on_stage)
         on_stage("timing")
         with torch.no_grad():

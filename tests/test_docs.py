@@ -162,6 +162,13 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert (path.parent / link).exists(), f"{name(path)}: {link}"
 
 
+def test_every_field_of_the_configuration_is_described() -> None:
+    from compilepass import CompilationConfig
+
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    assert [f for f in CompilationConfig.model_fields if f"`{f}`" not in text] == []
+
+
 def test_the_checks_find_what_is_wrong() -> None:
     text = "# Title\n\n```python\nx = 1\n```\ntext\n\n```python\nassert x == 2\n```\n"
     assert program(text).splitlines()[3] == "x = 1"

@@ -26,6 +26,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("platforms",),
     ("reporting",),
     ("kernels",),
+    ("float64",),
     ("ops", "rewrite"),
     ("layers", "passmanager"),
     ("inductor", "depyf_dump"),

@@ -3,10 +3,12 @@
 from .base import FusionPass, Pass, PassContext, Phase
 from .discovery import known_passes
 from .fingerprint import fingerprint
+from .lint import Finding, lint_rules
 from .manager import Instrument, PassManager, changed_by
 from .plan import Known, Plan, PlanEntry, build_plan
 
 __all__ = [
+    "Finding",
     "FusionPass",
     "Instrument",
     "Known",
@@ -20,4 +22,5 @@ __all__ = [
     "changed_by",
     "fingerprint",
     "known_passes",
+    "lint_rules",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +18,7 @@ from torch.fx import Graph, Node
 from ..errors import CompilePassError, PassError
 from ..kernels import ensure_loaded, find
 from ..reporting.records import GraphRecord, MatchRecord, PassRecord, RuleRecord
-from ..rewrite import Engine, Rule, Session
+from ..rewrite import Engine, Reject, Rule, RuleResult, Session
 from .base import FusionPass, Pass, PassContext
 from .fingerprint import Unidentified, fingerprint
 from .plan import Plan
@@ -38,8 +39,9 @@ class Instrument(Protocol):
 class PassManager:
     """A plan and the engine that its rules run on.
 
-    ``strict`` makes an error of a pass that raises; without it the graph is restored and the
-    record says ``failed``.
+    ``verify`` runs each rewritten site against what it replaced; one that differs is restored, and
+    its pass has failed. ``strict`` makes an error of a pass that fails; without it the graph is
+    restored and the record says ``failed``.
     """
 
     def __init__(
@@ -48,11 +50,13 @@ class PassManager:
         engine: Engine,
         *,
         strict: bool = False,
+        verify: bool = False,
         instruments: Sequence[Instrument] = (),
     ) -> None:
         self.plan = plan
         self._engine = engine
         self._strict = strict
+        self._verify = verify
         self._instruments = tuple(instruments)
         self._code: str | None = None
 
@@ -77,7 +81,7 @@ class PassManager:
             ensure_loaded(ctx.device_type)
         nodes_before = len(graph.nodes)
         records: list[PassRecord] = []
-        session = _SessionOf(self._engine, graph)
+        session = _SessionOf(partial(self._engine.session, graph, verify=self._verify))
         for instrument in self._instruments:
             instrument.begin(graph, ctx)
         for entry in self.plan.entries:
@@ -126,24 +130,30 @@ class PassManager:
 
     def _apply_rules(self, pass_: FusionPass, ctx: PassContext, session: _SessionOf) -> PassRecord:
         rules = _rules(pass_, ctx)
-        allowed = [r for r in rules if ctx.is_inference or r.training]
-        if rules and not allowed:
-            return PassRecord(pass_.name, "skipped", "the graph has a backward pass")
+        here = session.get()
+        results = [
+            here.apply(rule, refusal=None if ctx.is_inference or rule.training else _TRAINING)
+            for rule in rules
+        ]
         # a near miss is read after all rules, since a later one may have taken its place
-        results = [session.get().apply(rule) for rule in allowed]
-        found = tuple(
-            RuleRecord(
-                str(r.rule),
-                tuple(MatchRecord(s.node, s.sources) for s in r.sites),
-                r.near_miss,
-                r.refused,
-            )
-            for r in results
-        )
+        found = tuple(_record(r) for r in results)
         changes = sum(r.count for r in results)
+        errors: list[Exception] = [r.error for r in results if r.error is not None]
+        errors += [PassError(r.wrong) for r in results if r.wrong]
+        if errors:
+            return self._failed(pass_, here.graph, errors[0], changes, found)
+        if rules and not ctx.is_inference and not any(r.training for r in rules):
+            return PassRecord(pass_.name, "skipped", _TRAINING.message, rules=found)
         return PassRecord(pass_.name, "ran", changes=changes, rules=found)
 
-    def _failed(self, pass_: Pass, graph: Graph, error: Exception) -> PassRecord:
+    def _failed(
+        self,
+        pass_: Pass,
+        graph: Graph,
+        error: Exception,
+        changes: int = 0,
+        rules: tuple[RuleRecord, ...] = (),
+    ) -> PassRecord:
         places = [i.failed(pass_, graph, error) for i in self._instruments]
         if self._strict:
             raise PassError(
@@ -156,7 +166,28 @@ class PassManager:
         written = [p for p in places if p]
         if written:
             reason += f" (reproducer: {', '.join(written)})"
-        return PassRecord(pass_.name, "failed", reason)
+        return PassRecord(pass_.name, "failed", reason, changes=changes, rules=rules)
+
+
+_TRAINING = Reject(
+    "training",
+    "the graph has a backward pass",
+    expected="a graph for inference",
+    found="a graph of a training step",
+    hint="Run under torch.no_grad(), or write Rule(…, training=True) if the replacement can be "
+    "differentiated.",
+)
+
+
+def _record(result: RuleResult) -> RuleRecord:
+    return RuleRecord(
+        str(result.rule),
+        tuple(MatchRecord(s.node, s.sources) for s in result.sites),
+        result.near_miss,
+        result.refused,
+        result.declined,
+        result.candidates,
+    )
 
 
 @functools.lru_cache(maxsize=512)
@@ -168,13 +199,13 @@ def _rules(pass_: FusionPass, ctx: PassContext) -> tuple[Rule, ...]:
 class _SessionOf:
     """The engine's session on one graph, made anew after a pass that is no set of rules."""
 
-    def __init__(self, engine: Engine, graph: Graph) -> None:
-        self._engine, self._graph = engine, graph
+    def __init__(self, start: Callable[[], Session]) -> None:
+        self._start = start
         self._session: Session | None = None
 
     def get(self) -> Session:
         if self._session is None:
-            self._session = self._engine.session(self._graph)
+            self._session = self._start()
         return self._session
 
     def forget(self) -> None:

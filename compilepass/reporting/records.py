@@ -13,6 +13,8 @@ class NearMiss:
 
     ``blocker`` is the node that blocked it, ``matched`` of ``wanted`` the operations that fitted,
     ``source`` the line of the model, ``code`` a key of ``compilepass.rewrite.REJECT_CODES``.
+    ``around`` says what made the blocker and what uses it, ``equivalences`` which spellings were
+    read as another one.
     """
 
     rule: str
@@ -26,14 +28,21 @@ class NearMiss:
     matched: int = 0
     wanted: int = 0
     pass_name: str = ""
+    around: str = ""
+    equivalences: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         who = f"{self.pass_name}, {self.rule}" if self.pass_name else self.rule
         lines = [f"{who}: {self.message} [{self.code}; {self.matched} of {self.wanted} matched]"]
-        for label in ("blocker", "expected", "found", "source", "hint"):
-            value = getattr(self, label)
-            if value:
-                lines.append(f"  {label}: {value}")
+        shown = {
+            "blocker": self.blocker + (f" ({self.around})" if self.around else ""),
+            "expected": self.expected,
+            "found": self.found,
+            "source": self.source,
+            "read as": ", ".join(self.equivalences),
+            "hint": self.hint,
+        }
+        lines += [f"  {label}: {value}" for label, value in shown.items() if value]
         return "\n".join(lines)
 
 
@@ -47,12 +56,18 @@ class MatchRecord:
 
 @dataclass(frozen=True)
 class RuleRecord:
-    """What one rule did in one graph; ``refused`` counts matches that were found but not taken."""
+    """What one rule did in one graph.
+
+    ``refused`` counts matches that were not safe to rewrite or that the rule refused, ``declined``
+    those that no kernel takes, ``candidates`` the places where the rule might have matched.
+    """
 
     rule: str
     sites: tuple[MatchRecord, ...] = ()
     near_miss: NearMiss | None = None
     refused: int = 0
+    declined: int = 0
+    candidates: int = 0
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ class Report:
     notes: tuple[Note, ...] = ()
     config: str = ""
     from_cache: bool = False
+    default_config: bool = False  # no config was given or active
 
     @property
     def matches(self) -> dict[str, int]:
@@ -97,6 +98,7 @@ class Report:
             "ops": [dataclasses.asdict(o) for o in self.ops],
             "notes": [dataclasses.asdict(n) for n in self.notes],
             "config": self.config,
+            "default_config": self.default_config,
         }
 
     def to_json(self, indent: int | None = 2) -> str:
@@ -112,6 +114,7 @@ class Report:
             notes=tuple(Note(**n) for n in data["notes"]),
             config=data["config"],
             from_cache=data["from_cache"],
+            default_config=data["default_config"],
         )
 
     def __str__(self) -> str:
@@ -130,5 +133,7 @@ def _pass(data: dict[str, Any]) -> PassRecord:
 
 def _rule(data: dict[str, Any]) -> RuleRecord:
     near = data["near_miss"]
+    if near is not None:
+        near = NearMiss(**{**near, "equivalences": tuple(near["equivalences"])})
     sites = tuple(MatchRecord(m["node"], tuple(m["sources"])) for m in data["sites"])
-    return RuleRecord(data["rule"], sites, NearMiss(**near) if near else None, data["refused"])
+    return RuleRecord(**{**data, "sites": sites, "near_miss": near})

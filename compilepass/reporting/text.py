@@ -34,6 +34,8 @@ def render(report: Report) -> Iterator[RenderableType]:
     cached = ", from the cache" if report.from_cache else ""
     graphs = len(report.graphs)
     yield f"[bold]{total} changes in {graphs} graph{'s' * (graphs != 1)}{cached}[/bold]"
+    if report.default_config:
+        yield "No configuration was given or active: the default one applied."
     if report.ops:
         yield _ops(report)
     if report.passes:
@@ -51,7 +53,7 @@ def render(report: Report) -> Iterator[RenderableType]:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for column in columns:
-        right = column in ("count", "changes", "ms")
+        right = column in ("count", "of", "changes", "ms")
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     return table
 
@@ -78,14 +80,28 @@ def _passes(report: Report) -> Table:
 
 
 def _matches(report: Report) -> Table:
-    table = _table("Matches", "pass", "rule", "count", "at")
+    table = _table("Matches", "pass", "rule", "count", "of", "at")
+    places_of = _candidates(report)
     for (pass_, rule), places in _grouped(report).items():
         lines = [f"{n} × {place}" if n > 1 else place for place, n in places.most_common(_SHOWN)]
         if len(places) > _SHOWN:
             lines.append(f"… and {len(places) - _SHOWN} other lines")
         total = sum(places.values())
-        table.add_row(pass_, escape(rule), str(total), escape("\n".join(lines)))
+        of = places_of.get((pass_, rule), 0)
+        table.add_row(
+            pass_, escape(rule), str(total), str(max(of, total)), escape("\n".join(lines))
+        )
     return table
+
+
+def _candidates(report: Report) -> dict[tuple[str, str], int]:
+    """In how many places each rule might have matched, by pass and rule."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for graph in report.graphs:
+        for p in graph.passes:
+            for rule in p.rules:
+                counts[p.name, rule.rule] += rule.candidates
+    return counts
 
 
 def _grouped(report: Report) -> dict[tuple[str, str], Counter[str]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import sympy
@@ -133,12 +133,23 @@ class Canonical:
         self._made: list[Term] = []  # for the node at hand
         self._made_by: dict[Source, list[Term]] = {}
         self._owner: Source | None = None
-        self.used: set[str] = set()  # names of the equivalences that were applied
+        self.spelled: dict[Term, str] = {}  # values that an equivalence made, with its name
 
     # -- reading -------------------------------------------------------------------------------
 
     def term(self, node: Source) -> Term | None:
         return self._terms.get(node)
+
+    def users(self, term: Term) -> Iterator[tuple[Term, Node]]:
+        """The values computed from ``term``, each with the node that computes it."""
+        todo = [term.node] if term.node is not None else list(term.owners)
+        for node in todo:
+            for maker in (node, *node.users):
+                for made in self._made_by.get(maker, ()):
+                    if term in made.args:
+                        yield made, maker
+                if maker in self._through and self._terms.get(maker) is term and maker not in todo:
+                    todo.append(maker)
 
     def is_transparent(self, node: Source) -> bool:
         return node in self._through
@@ -207,6 +218,7 @@ class Canonical:
         params: tuple[tuple[str, Any], ...] = (),
         *,
         like: Term,
+        dtype: torch.dtype | None = None,
         seen: tuple[Shape | None, ...] | None = None,
         absorb: tuple[Term, ...] = (),
     ) -> Term:
@@ -218,7 +230,13 @@ class Canonical:
         owners = list(like.owners)
         owners += [o for t in absorb for o in t.owners if o not in owners]
         made = Term(
-            op, args, params, shape=like.shape, dtype=like.dtype, seen=seen, owners=tuple(owners)
+            op,
+            args,
+            params,
+            shape=like.shape,
+            dtype=dtype or like.dtype,
+            seen=seen,
+            owners=tuple(owners),
         )
         return self._canonical(made)
 
@@ -226,7 +244,7 @@ class Canonical:
         for name, rewrite in EQUIVALENCES.get(term.op, ()):
             out = rewrite(term, self)
             if out is not None and out is not term:
-                self.used.add(name)
+                self.spelled[out] = name
                 return out
         self._made.append(term)
         return term

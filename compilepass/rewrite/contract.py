@@ -1,4 +1,4 @@
-"""What a replacement keeps of the values it replaces: shape, dtype, device, strides, identity."""
+"""What a replacement must keep of the values it replaces: shape, dtype, device, strides, memory."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from .record import Call, Recording
+from .record import Recording
 from .reject import Reject
 from .rule import Rule
 from .term import product, same, size_of
 
-__all__ = ["breaks_contract", "is_row_major", "layout"]
+__all__ = ["breaks_contract", "is_row_major", "layout", "shares_memory"]
 
 
 def layout(val: Any) -> Any:
@@ -44,7 +44,7 @@ def breaks_contract(rule: Rule, recording: Recording, outs: Sequence[Any]) -> Re
         reject = _differs(f"output {i} of {rule}", call.meta["val"], out)
         if reject is not None:
             return reject
-    return _aliases(rule, recording, outs)
+    return None
 
 
 def _differs(what: str, got: torch.Tensor, out: torch.Tensor) -> Reject | None:
@@ -75,14 +75,18 @@ def _differs(what: str, got: torch.Tensor, out: torch.Tensor) -> Reject | None:
     return None
 
 
-def _aliases(rule: Rule, recording: Recording, outs: Sequence[Any]) -> Reject | None:
-    """A new tensor that became a view of an input would be written to in its place."""
-    holders = {_storage(call): f"input {call.name}" for call in recording.inputs}
+def shares_memory(rule: Rule, recording: Recording, outs: Sequence[Any]) -> Reject | None:
+    """An output that would be a view of an input or of another output, as a refusal.
+
+    Whoever writes to such a tensor, be it the caller who gets it, writes to the other one too.
+    """
+    holders = {_storage(call.meta["val"]): f"input {call.name}" for call in recording.inputs}
     for i, (call, out) in enumerate(zip(recording.outputs, outs, strict=True)):
         if out is None:
             continue
-        holder = holders.setdefault(_storage(call), f"output {i}")
-        if holder != f"output {i}":
+        storage = _storage(call.meta["val"])
+        holder = holders.setdefault(storage, f"output {i}")
+        if holder != f"output {i}" and storage != _storage(out):  # a view that was one before
             return Reject(
                 "contract",
                 f"output {i} of {rule} would share its memory with {holder}.",
@@ -93,5 +97,5 @@ def _aliases(rule: Rule, recording: Recording, outs: Sequence[Any]) -> Reject | 
     return None
 
 
-def _storage(call: Call) -> int:
-    return int(call.meta["val"].untyped_storage()._cdata)
+def _storage(value: torch.Tensor) -> int:
+    return int(value.untyped_storage()._cdata)

@@ -20,12 +20,13 @@ from torch.utils._pytree import tree_map
 from ..errors import PatternError
 from ..kernels import find
 from .canonical import Canonical
-from .contract import breaks_contract, is_row_major, layout
+from .contract import breaks_contract, is_row_major, layout, shares_memory
 from .record import Call, MutationError, Recording, record
 from .reject import Reject
 from .site import Site
 from .term import same, size_of
 from .trace import size_symbol
+from .verify import find_difference
 
 __all__ = ["Emitter"]
 
@@ -39,14 +40,26 @@ class _Template:
     recording: Recording
     kernels: tuple[Any, ...]
     refusal: Reject | None
+    shares: Reject | None  # why it may not be put where shared memory shows
 
 
 class Emitter:
     """Rewrites sites of one graph and keeps ``canonical`` up to date."""
 
-    def __init__(self, graph: Graph, canonical: Canonical) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        canonical: Canonical,
+        *,
+        has_writes: bool,
+        verify: bool,
+        any_kernel: bool,
+    ) -> None:
         self._graph = graph
         self._canonical = canonical
+        self._has_writes = has_writes
+        self._verify, self._any_kernel = verify, any_kernel
+        self._verified: dict[int, Reject | None] = {}  # by the template, which stands for its sites
         self._templates: dict[Any, _Template] = {}
         self._sizes: dict[sympy.Expr, list[Node]] = {}
         for node in graph.nodes:
@@ -60,13 +73,18 @@ class Emitter:
         if _is_done(site, template):
             return None
         if template.refusal is not None:
-            return template.refusal
+            return template.refusal.at(site.anchor)
+        if template.shares is not None and self._is_visible(site):
+            return template.shares.at(site.anchor)
         made: list[Node] = []
         try:
             new_outputs = self._insert(site, template, made)
         except Exception as error:
             reject = _as_reject(error, f"the replacement of {site.match.rule} cannot be put in")
             return self._undo(made, reject.at(site.anchor))
+        wrong = self._difference(site, template, new_outputs) if self._verify else None
+        if wrong is not None:
+            return self._undo(made, wrong)
         old = [self._canonical.term(o) if o is not None else None for o in site.outputs]
         self._redirect(site, new_outputs)
         if site.must_sort:
@@ -77,6 +95,26 @@ class Emitter:
             if term is not None:
                 self._canonical.replace(term, node, made)
         return made
+
+    def _difference(self, site: Site, template: _Template, new: list[Node]) -> Reject | None:
+        """What running both sides shows, once per kind of site."""
+        key = id(template)
+        if key not in self._verified:
+            inputs = list(site.match.inputs.values())
+            self._verified[key] = find_difference(site.match.rule, site.outputs, new, inputs)
+        reject = self._verified[key]
+        return reject.at(site.anchor) if reject is not None else None
+
+    def _is_visible(self, site: Site) -> bool:
+        """Whether it can be told that an output shares its memory with another value."""
+        todo = [o for o in site.outputs if o is not None]
+        for node in todo:
+            for user in node.users:
+                if user.op == "output":
+                    return True
+                if self._canonical.is_transparent(user):
+                    todo.append(user)
+        return self._has_writes
 
     def _undo(self, made: list[Node], reject: Reject) -> Reject:
         """Take back what was put in, and pass the refusal on."""
@@ -126,14 +164,14 @@ class Emitter:
                 decompositions={},
                 what=f"The replacement of rule {rule}",
             )
-            refusal = self._kernels_decline(recording, match.device) or breaks_contract(
-                rule, recording, outs
-            )
+            declined = None if self._any_kernel else self._kernels_decline(recording, match.device)
+            refusal = declined or breaks_contract(rule, recording, outs)
         except Exception as error:  # replacement and predicates are their authors' code
             refusal = _as_reject(error, f"the replacement of {rule} raised")
             recording = Recording([], [], [])
         kernels = tuple(c.target for c in recording.calls if find(c.target) is not None)
-        return _Template(recording, kernels, refusal.at(site.anchor) if refusal else None)
+        shares = None if refusal is not None else shares_memory(rule, recording, outs)
+        return _Template(recording, kernels, refusal, shares)
 
     @staticmethod
     def _kernels_decline(recording: Recording, device: torch.device) -> Reject | None:
@@ -285,7 +323,15 @@ def _viewed(tensor: torch.Tensor, shape: tuple[Any, ...]) -> torch.Tensor:
     unknown = [i for i, s in enumerate(sizes) if not isinstance(s, int)]
     if len(unknown) <= 1:
         return tensor.reshape([-1 if i in unknown else s for i, s in enumerate(sizes)])
-    return tensor.reshape(shape)
+    return tensor.reshape([_sym_int(s, tensor) for s in sizes])
+
+
+def _sym_int(size: Any, tensor: torch.Tensor) -> Any:
+    """A size as an argument for operations on ``tensor``, which has fake data."""
+    if isinstance(size, int):
+        return size
+    env = tensor.fake_mode.shape_env  # type: ignore[attr-defined]
+    return env.create_symintnode(size, hint=None)
 
 
 def _row_major(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,21 +9,24 @@ edits, so that many rules share them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch.fx import Graph, Node
 
+from ..errors import PatternError
 from ..reporting.records import NearMiss
+from .candidates import Candidates
 from .canonical import Canonical
 from .emit import Emitter
+from .example import example_graph
 from .expand import KernelExpander
-from .match import Bindings, Unifier
+from .match import Bindings, Failure, Unifier
 from .near_miss import describe_failure, describe_reject
 from .record import Decompositions
-from .reject import Reject
+from .reject import DECLINED, Reject
 from .rule import Pattern, Rule
 from .site import Mutations, Site, find_site
 from .source import source_of
@@ -31,6 +34,9 @@ from .term import Term
 
 #: below this share of matched operations a candidate is another thing, not a near miss
 _NEAR = 0.5
+
+#: the refusal of what is fused already, into a kernel that computes more
+_FUSED = "partial_kernel"
 
 __all__ = ["Engine", "Rewritten", "RuleResult", "Session"]
 
@@ -43,34 +49,89 @@ class Rewritten:
     sources: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Missed:
-    """A candidate that was not taken; the text is made only if it is the best one in the end."""
-
-    anchor: Term
-    matched: int
-    describe: Callable[[], NearMiss]
-
-
 @dataclass
 class RuleResult:
-    """What one rule did: its sites, and the candidates that it did not take."""
+    """What one rule did: its sites, and the candidates that it did not take.
+
+    ``refusals`` counts the matches that were not rewritten by their code. ``error`` is why the
+    pattern could not be traced.
+    """
 
     rule: Rule
     sites: list[Rewritten] = field(default_factory=list)
-    refused: int = 0
+    refusals: Counter[str] = field(default_factory=Counter)
+    error: PatternError | None = None
+    _canonical: Canonical | None = None
+    _candidates: list[Candidates] = field(default_factory=list)
     _missed: list[_Missed] = field(default_factory=list)
+    _fused: set[Node] = field(default_factory=set)  # calls that are what the rule would write
 
     @property
     def count(self) -> int:
         return len(self.sites)
 
     @property
+    def is_done(self) -> bool:
+        """Whether a match was there that is what the rule would write already."""
+        return bool(self._fused)
+
+    @property
+    def declined(self) -> int:
+        """Matches that no kernel takes."""
+        return sum(self.refusals[code] for code in DECLINED)
+
+    @property
+    def refused(self) -> int:
+        """Matches that would not be safe to rewrite, or that the rule itself refused."""
+        return self.refusals.total() - self.declined - self.refusals[_FUSED]
+
+    @property
+    def wrong(self) -> str:
+        """The first site whose replacement computes something else, or ``""``."""
+        for m in self._missed:
+            if isinstance(m.why, Reject) and m.why.code == "numerics":
+                node = f" at {m.why.node.name}" if m.why.node is not None else ""
+                return f"{m.why.message}{node}: {m.why.found}, allowed {m.why.expected}"
+        return ""
+
+    @property
+    def candidates(self) -> int:
+        """How many values the rarest operation of the pattern stood for, when the rule began."""
+        found = {t for c in self._candidates for t in c.found if self._fused.isdisjoint(t.owners)}
+        return len(found)
+
+    @property
     def near_miss(self) -> NearMiss | None:
         """The candidate that got furthest, of those that no other rule has taken since."""
+        if self._canonical is None:
+            return None
         left = [m for m in self._missed if not any(n._erased for n in m.anchor.owners)]
+        if not any(m.matched == m.pattern.wanted for m in left):  # a refused match is the best
+            left = [*self._partial(), *left]
         best = max(left, key=lambda m: m.matched, default=None)
-        return best.describe() if best is not None else None
+        return best.describe(self._canonical) if best is not None else None
+
+    def _partial(self) -> Iterator[_Missed]:
+        assert self._canonical is not None
+        for candidates in self._candidates:
+            for failure in candidates.misses(self._canonical, self._fused):
+                if _is_near(failure, candidates.pattern):
+                    yield _Missed(failure.found, candidates.pattern, failure.matched, failure)
+
+
+@dataclass(frozen=True)
+class _Missed:
+    """A candidate that was not taken; the text is made only if it is the best one in the end."""
+
+    anchor: Term
+    pattern: Pattern
+    matched: int
+    why: Failure | Reject
+
+    def describe(self, canonical: Canonical) -> NearMiss:
+        if isinstance(self.why, Reject):
+            return describe_reject(self.pattern, self.why)
+        return describe_failure(self.pattern, self.why, canonical)
 
 
 class Engine:
@@ -88,8 +149,17 @@ class Engine:
             self._patterns[key] = Pattern.of(rule, dtype, self._decompositions)
         return self._patterns[key]
 
-    def session(self, graph: Graph) -> Session:
-        return Session(self, graph)
+    def session(self, graph: Graph, *, verify: bool = False, any_kernel: bool = False) -> Session:
+        """A session on ``graph``.
+
+        ``verify`` runs each kind of replacement against its original. ``any_kernel`` takes kernels
+        that this machine does not have.
+        """
+        return Session(self, graph, verify=verify, any_kernel=any_kernel)
+
+    def example(self, rule: Rule, dtype: torch.dtype) -> Graph:
+        """The rule's pattern for ``dtype`` as a graph of its own."""
+        return example_graph(rule, dtype, self._decompositions)
 
     def apply(self, graph: Graph, rules: Sequence[Rule]) -> list[RuleResult]:
         """Apply ``rules`` in order to ``graph``, in place."""
@@ -100,57 +170,85 @@ class Engine:
 class Session:
     """The engine at work on one graph; nobody else may edit the graph meanwhile."""
 
-    def __init__(self, engine: Engine, graph: Graph) -> None:
+    def __init__(
+        self, engine: Engine, graph: Graph, *, verify: bool = False, any_kernel: bool = False
+    ) -> None:
         self._engine = engine
         self.graph = graph
         self.canonical = Canonical(engine._expand)
         self.canonical.add_graph(graph)
         self._mutations = Mutations(graph)
-        self._emitter = Emitter(graph, self.canonical)
+        self._emitter = Emitter(
+            graph,
+            self.canonical,
+            has_writes=bool(self._mutations),
+            verify=verify,
+            any_kernel=any_kernel,
+        )
 
-    def apply(self, rule: Rule) -> RuleResult:
-        """Rewrite every site of ``rule``, in graph order."""
-        result = RuleResult(rule)
-        for dtype in self._dtypes(rule):
-            pattern = self._engine.pattern(rule, dtype)
+    def apply(self, rule: Rule, *, refusal: Reject | None = None) -> RuleResult:
+        """Rewrite every site of ``rule``, in graph order; with ``refusal``, refuse it instead."""
+        result = RuleResult(rule, _canonical=self.canonical)
+        try:
+            patterns = [self._engine.pattern(rule, dtype) for dtype in self._dtypes(rule)]
+        except PatternError as error:
+            result.error = error
+            return result
+        for pattern in patterns:
+            candidates = Candidates.of(pattern, self.canonical)
+            if candidates is not None:
+                result._candidates.append(candidates)
+        for pattern in patterns:
             for anchor in list(self.canonical.by_op.get(pattern.root.op, ())):
                 if anchor.dtype == pattern.root.dtype and anchor.op == pattern.root.op:
-                    self._try(pattern, anchor, result)
+                    self._try(pattern, anchor, result, refusal)
         return result
 
     def _dtypes(self, rule: Rule) -> list[torch.dtype]:
         """The rule's dtypes that occur in the graph, so that only those patterns are traced."""
-        if not any(spec.dtype is None for spec in rule.inputs.values()):  # type: ignore[union-attr]
-            return list(rule.dtypes[:1])
+        if len(rule.variants) == 1:
+            return list(rule.variants)
         present = {
             t.dtype
             for op in ("leaf", *self.canonical.by_op)
             for t in self.canonical.by_op.get(op, ())
         }
-        return [d for d in rule.dtypes if d in present]
+        return [d for d in rule.variants if d in present]
 
-    def _try(self, pattern: Pattern, anchor: Term, result: RuleResult) -> None:
+    def _try(
+        self, pattern: Pattern, anchor: Term, result: RuleResult, refusal: Reject | None
+    ) -> None:
         if any(owner._erased for owner in anchor.owners):
             return
-        unifier = Unifier()
+        unifier = Unifier(exact=pattern.dtype is torch.float64)
         bound = unifier.match(pattern.root, anchor)
         if bound is None:
             failure = unifier.failure
-            if failure is not None and failure.matched >= _NEAR * pattern.wanted:
-                miss = _Missed(anchor, failure.matched, partial(describe_failure, pattern, failure))
-                result._missed.append(miss)
+            if failure is not None and _is_near(failure, pattern):
+                result._missed.append(_Missed(anchor, pattern, failure.matched, failure))
             return
         sources = _sources(bound)
         site = find_site(pattern, bound, self.canonical, self._mutations)
-        made = self._emitter.rewrite(site) if isinstance(site, Site) else site
+        made = self._rewrite(site, refusal) if isinstance(site, Site) else site
         if isinstance(made, Reject):
-            if made.code == "partial_kernel":  # fused already, with something else
-                return
-            result.refused += 1
-            miss = _Missed(anchor, pattern.wanted, partial(describe_reject, pattern, made))
-            result._missed.append(miss)
-        elif made is not None:
+            made = made.at(anchor.node or next(iter(anchor.owners), None))
+            result.refusals[made.code] += 1
+            if made.code == _FUSED:
+                result._fused.update(anchor.owners)
+            else:
+                result._missed.append(_Missed(anchor, pattern, pattern.wanted, made))
+        elif made is None:
+            result._fused.update(anchor.owners)
+        else:
             result.sites.append(Rewritten(_kernel_node(made), sources))
+
+    def _rewrite(self, site: Site, refusal: Reject | None) -> list[Node] | Reject | None:
+        return refusal.at(site.anchor) if refusal is not None else self._emitter.rewrite(site)
+
+
+def _is_near(failure: Failure, pattern: Pattern) -> bool:
+    """Whether this is an attempt at the pattern; the right operation used otherwise counts."""
+    return failure.matched + (failure.code != "op") >= _NEAR * pattern.wanted
 
 
 def _sources(bound: Bindings) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ class Failure:
     expected: Any = None
     actual: Any = None
     what: str = ""
+    user: Term | None = None  # what has ``found`` as its operand, where that is a number
     matched: int = 0
 
 
@@ -47,11 +48,16 @@ class Bindings:
 
 
 class Unifier:
-    """One attempt to match a pattern. Use a new one per attempt."""
+    """One attempt to match a pattern. Use a new one per attempt.
 
-    def __init__(self, *, exact: bool = False) -> None:
+    ``exact`` compares numbers as they are, for patterns in float64. Anything may stand for ``gap``,
+    a term of the pattern.
+    """
+
+    def __init__(self, *, exact: bool = False, gap: Term | None = None) -> None:
         self._terms: dict[Term, Term] = {}
         self._exact_numbers = exact
+        self._gap = gap
         self._order: list[Term] = []
         self._dims: dict[str, Size] = {}
         self._numbers: dict[str, Any] = {}
@@ -59,17 +65,35 @@ class Unifier:
         self.failure: Failure | None = None
 
     def match(self, pattern: Term, found: Term) -> Bindings | None:
-        if not self._all(((pattern, found), None)):
+        if not self._all(((pattern, found, found), None)):
             return None
         return Bindings(self._terms, self._dims, self._numbers)
+
+    def extend(self, pattern: Term, found: Term) -> bool:
+        """Match one more term in agreement with what is bound; nothing changes where it fails."""
+        mark = len(self._order), dict(self._dims), dict(self._numbers)
+        self._furthest, self.failure = -1, None
+        if self._all(((pattern, found, found), None)):
+            return True
+        self._undo(*mark)
+        return False
+
+    @property
+    def terms(self) -> dict[Term, Term]:
+        return self._terms
+
+    @property
+    def matched(self) -> int:
+        """How many operations are bound."""
+        return sum(1 for p in self._order if p.op != "input" and p is not self._gap)
 
     # -- search --------------------------------------------------------------------------------
 
     def _all(self, goals: Any) -> bool:
         while goals is not None:
-            (p, t), goals = goals
-            if p.op == "const":
-                if not self._number(p.value, t, p):
+            (p, t, user), goals = goals
+            if p.op == "const" and p is not self._gap:
+                if not self._number(p, t, user):
                     return False
                 continue
             bound = self._terms.get(p)
@@ -77,35 +101,46 @@ class Unifier:
                 if bound is not t:
                     return self._fail("binding", p, t, bound, t)
                 continue
-            if not self._node(p, t):
+            if p is not self._gap and not self._node(p, t):
                 return False
             self._terms[p] = t
             self._order.append(p)
-            if p.op == "input":
+            if p.op == "input" or p is self._gap:
                 continue
             if len(p.args) == 2 and p.op in _COMMUTES:
                 return self._commuted(p, t, goals)
             if not self._operation(p, t, t.args, t.seen):
                 return False
-            for pair in zip(reversed(p.args), reversed(t.args), strict=True):
-                goals = (pair, goals)
+            for want, have in zip(reversed(p.args), reversed(t.args), strict=True):
+                goals = ((want, have, t), goals)
         return True
 
     def _commuted(self, p: Term, t: Term, goals: Any) -> bool:
+        tried = False
         for turn in (1, -1):
             args, seen = t.args[::turn], t.seen[::turn]
             if turn == -1 and args[0] is args[1]:
                 break
-            if not _may_match(p.args[0], args[0]) or not _may_match(p.args[1], args[1]):
-                self._fail_operands(p, t, args)
+            if not self._may_match(p.args[0], args[0]) or not self._may_match(p.args[1], args[1]):
                 continue
+            tried = True
             mark = len(self._order), dict(self._dims), dict(self._numbers)
             if self._operation(p, t, args, seen):
-                rest = ((p.args[0], args[0]), ((p.args[1], args[1]), goals))
+                rest = ((p.args[0], args[0], t), ((p.args[1], args[1], t), goals))
                 if self._all(rest):
                     return True
             self._undo(*mark)
-        return False
+        return self._fail_operands(p, t) if not tried else False
+
+    def _may_match(self, p: Term, t: Term) -> bool:
+        """Whether it is worth a try: most orders of two operands are not."""
+        if p is self._gap:
+            return True
+        if p.op == "const":
+            return t.is_const or t.shape == ()
+        if p.op == "input":
+            return not t.is_const and p.dtype == t.dtype
+        return p.op == t.op and p.dtype == t.dtype
 
     def _undo(self, length: int, dims: dict[str, Size], numbers: dict[str, Any]) -> None:
         for term in self._order[length:]:
@@ -114,21 +149,37 @@ class Unifier:
         self._dims, self._numbers = dims, numbers
 
     def _fail(
-        self, code: str, p: Term, t: Term, expected: Any = None, actual: Any = None, what: str = ""
+        self,
+        code: str,
+        p: Term,
+        t: Term,
+        expected: Any = None,
+        actual: Any = None,
+        what: str = "",
+        user: Term | None = None,
     ) -> bool:
         reached = len(self._order)
         if reached > self._furthest:
             self._furthest = reached
             matched = sum(1 for q in self._order if q.op != "input" and q is not p)
-            self.failure = Failure(code, p, t, expected, actual, what, matched)
+            matched -= p.op in ("input", "const")  # then its user is what does not fit
+            self.failure = Failure(code, p, t, expected, actual, what, user, matched)
         return False
 
-    def _fail_operands(self, p: Term, t: Term, args: tuple[Term, ...]) -> None:
-        """Blame the operand that fits in neither place."""
-        for want, have in zip(p.args, args, strict=True):
-            if not _may_match(want, have):
-                self._fail(_why_not(want, have), want, have, want, have)
-                return
+    def _fail_operands(self, p: Term, t: Term) -> bool:
+        """Blame the operand that fits in neither place, in the order in which most others fit."""
+
+        def misfits(args: tuple[Term, ...]) -> list[tuple[Term, Term]]:
+            pairs = zip(p.args, args, strict=True)
+            return [(want, have) for want, have in pairs if not self._may_match(want, have)]
+
+        want, have = min(
+            (misfits(t.args), misfits(t.args[::-1])),
+            key=lambda m: (len(m), sum(want.op != "input" for want, _ in m)),
+        )[0]
+        if want.op in ("input", have.op) and not have.is_const:
+            return self._fail("dtype", want, have, want.dtype, have.dtype, user=t)
+        return self._fail("op", want, have, want, have, user=t)
 
     # -- one operation -------------------------------------------------------------------------
 
@@ -136,7 +187,7 @@ class Unifier:
         """Operation, dtype and shape of one value."""
         if p.op != "input":
             if p.op != t.op:
-                return self._fail("op", p, t, p.op, t.op)
+                return self._fail("op", p, t)
             if len(p.args) != len(t.args):
                 return self._fail("arity", p, t, len(p.args), len(t.args))
         elif t.is_const:
@@ -198,6 +249,8 @@ class Unifier:
                 continue
             groups = align(want, have, self._dims)
             if groups is None:
+                if kind == "reduction" and p.param("dim") != t.param("dim"):
+                    return self._fail("dim", p, t, p.param("dim"), t.param("dim"))
                 return self._fail("shape", p, t, self._known(want), have)
             if len(want) == len(p.seen[0] or ()) and not self._along(p, t, have, groups, kind):
                 return False
@@ -234,22 +287,27 @@ class Unifier:
             if name == skip:
                 continue
             if name not in found:
-                return self._fail("keyword", p, t, want, None, name)
+                return self._fail("keyword", p, t, want, "nothing", name)
             if not self._value(want, found[name]):
                 numbers = _is_number(want) and _is_number(found[name])
                 code = "literal" if numbers and not _is_default(t, name, want) else "keyword"
                 return self._fail(code, p, t, want, found[name], name)
         for name in found.keys() - {k for k, _ in p.params}:
-            return self._fail("keyword", p, t, None, found[name], name)
+            return self._fail("keyword", p, t, "nothing", found[name], name)
         return True
 
     # -- numbers -------------------------------------------------------------------------------
 
-    def _number(self, want: Any, t: Term, p: Term) -> bool:
+    def _number(self, p: Term, t: Term, user: Term) -> bool:
         """Match a literal operand; a tensor that holds one number is known only at run time."""
+        want = p.value
         if t.is_const:
-            return self._value(want, t.value) or self._fail("literal", p, t, want, t.value)
-        return self._fail("scalar" if t.shape == () else "op", p, t, want, t.op)
+            if self._value(want, t.value):
+                return True
+            bound = self._numbers.get(want.name, want) if isinstance(want, Variable) else want
+            return self._fail("literal", p, t, bound, t.value, user=user)
+        want = "a number" if isinstance(want, Variable) else want
+        return self._fail("scalar" if t.shape == () else "op", p, t, want, t, user=user)
 
     def _value(self, want: Any, have: Any) -> bool:
         if isinstance(want, Variable):
@@ -288,18 +346,6 @@ class Unifier:
             else s
             for s in shape
         )
-
-
-def _may_match(p: Term, t: Term) -> bool:
-    if p.op == "const":
-        return t.is_const or t.shape == ()
-    if p.op == "input":
-        return not t.is_const and p.dtype == t.dtype
-    return p.op == t.op and p.dtype == t.dtype
-
-
-def _why_not(p: Term, t: Term) -> str:
-    return "dtype" if p.op in ("input", t.op) and not t.is_const else "op"
 
 
 def _is_number(value: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -96,7 +97,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         functional = self.functional(func, args) if func._schema.is_mutable else func
         out = func(*args, **kwargs)
         flat, _ = tree_flatten(out)
-        if not any(isinstance(t, torch.Tensor) for t in flat):
+        tensors = [t for t in flat if isinstance(t, torch.Tensor)]
+        if torch.Tag.data_dependent_output in func.tags or any(map(free_unbacked_symbols, tensors)):
+            raise PatternError(
+                f"{self.what} calls {func}, whose result depends on the values of a tensor.",
+                why="A rule is traced on tensors without data.",
+                hint="Keep what depends on values inside one kernel.",
+            )
+        if not tensors:
             return out
         func = functional
         if func is aten.view.default:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.fx import Node
 
-__all__ = ["REJECT_CODES", "Reject"]
+__all__ = ["DECLINED", "REJECT_CODES", "Reject"]
 
 REJECT_CODES: dict[str, str] = {
     "op": "another operation stands where the pattern wants one",
@@ -34,10 +34,15 @@ REJECT_CODES: dict[str, str] = {
     "guard": "a size condition that the pattern was traced under does not hold",
     "kernel_unavailable": "the kernel has no implementation on this device",
     "kernel_declined": "every implementation of the kernel declines these inputs",
+    "numerics": "the replacement computes something else (verify=True)",
     "check": "the rule's own check refused",
     "training": "the graph has a backward pass and the rule is for inference only",
     "error": "the rule's own code raised",
 }
+
+
+#: the refusals that are a kernel's, not the rule's
+DECLINED = frozenset(["kernel_unavailable", "kernel_declined"])
 
 
 @dataclass(frozen=True)

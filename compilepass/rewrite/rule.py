@@ -32,7 +32,7 @@ from .reject import Reject
 from .term import Size, Term, size_of
 from .trace import TensorSpec, Traced, Variable, size_symbol, trace
 
-__all__ = ["Input", "Pattern", "Rule"]
+__all__ = ["Input", "Pattern", "Rule", "below"]
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -144,6 +144,12 @@ class Rule:
         object.__setattr__(self, "fixed", fixed)
 
     @property
+    def variants(self) -> tuple[torch.dtype, ...]:
+        """The dtypes that the pattern is traced for: one, where every input has its own."""
+        fixed = all(isinstance(s, Input) and s.dtype is not None for s in self.inputs.values())
+        return self.dtypes[:1] if fixed else self.dtypes
+
+    @property
     def location(self) -> str:
         """``file.py:line`` of the pattern."""
         code = getattr(self.pattern, "__code__", None)
@@ -170,14 +176,19 @@ class Rule:
 class Pattern:
     """One rule traced for one dtype.
 
-    ``root`` is the output that all others lead to; ``wanted`` counts the operations to match.
+    ``root`` is the output that all others lead to; ``operations`` are the terms to match, inputs
+    and numbers left out, in topological order.
     """
 
     rule: Rule
     dtype: torch.dtype
     traced: Traced
     root: Term
-    wanted: int
+    operations: tuple[Term, ...]
+
+    @property
+    def wanted(self) -> int:
+        return len(self.operations)
 
     @classmethod
     def of(cls, rule: Rule, dtype: torch.dtype, decompositions: Decompositions) -> Pattern:
@@ -200,12 +211,12 @@ class Pattern:
                 f"{what} cannot be traced for {dtype}: {type(error).__name__}: {error}",
                 hint="A pattern is run on tensors without data; it cannot read their values.",
             ) from error
-        ops = [t for t in traced.terms if t.op not in ("input", "const")]
+        ops = tuple(t for t in traced.terms if t.op not in ("input", "const"))
         if not ops:
             raise PatternError(
                 f"{what} does nothing.", hint="Return a value computed from its inputs."
             )
-        reach = {out: _below(out) for out in traced.outputs}
+        reach = {out: below(out) for out in traced.outputs}
         root = max(traced.outputs, key=lambda out: len(reach[out]))
         apart = [out for out in traced.outputs if out not in reach[root]]
         if apart:
@@ -218,7 +229,7 @@ class Pattern:
         unused += sorted({*rule.numbers, *rule.integers} - set(_names(traced.terms)))
         if unused:
             raise PatternError(f"{what} does not use {', '.join(unused)}.", hint="Remove it.")
-        return cls(rule, dtype, traced, root, len(ops))
+        return cls(rule, dtype, traced, root, ops)
 
 
 def _hints(integers: Sequence[str]) -> dict[str, int]:
@@ -237,7 +248,8 @@ def _names(terms: Sequence[Term]) -> Iterator[str]:
                     yield from (s.name.removeprefix("$") for s in item.free_symbols)
 
 
-def _below(term: Term) -> set[Term]:
+def below(term: Term) -> set[Term]:
+    """``term`` and all that it is computed from."""
     seen: set[Term] = set()
     todo = [term]
     while todo:

@@ -256,7 +256,7 @@ def _place(
     if all(n < min(given) for n in needs):
         return min(given), False
     latest = max(needs)
-    if not any(u < latest for o in given for u in o.users if u not in covered):
+    if all(latest < u for o in given for u in o.users if u not in covered):
         return latest.next, False
     late = [n for n in needs if not n < min(given)]
     blocker = _depends_on(late, set(given), min(given))

@@ -17,6 +17,7 @@ import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._pytree import tree_flatten
 
 from ..errors import PatternError
 from .canonical import Canonical
@@ -71,73 +72,66 @@ def trace(
 ) -> Traced:
     """Trace ``fn(**tensors, **numbers, **fixed)``; ``numbers`` become variables.
 
-    A ``fixed`` value may be a size.
-
-    ``hints`` are example values of the symbols; conditions on sizes are decided by them and kept
-    as ``guards``. Raises :class:`PatternError` where the function cannot be traced.
+    A ``fixed`` value may be a size. ``hints`` are example values of the symbols; conditions on
+    sizes are decided by them and kept as ``guards``. Raises :class:`PatternError` where the
+    function cannot be traced.
     """
-    once = functools.partial(
-        _trace_once, fn, tensors, numbers, fixed, decompositions, what, hints or {}
-    )
-    traced, literals = once(0)
+    run = functools.partial(_record, fn, tensors, numbers, fixed, decompositions, what)
+    sizes = _Sizes(hints or {})
+    recording, sentinels = run(sizes, salt=0)
     if numbers:
-        _, again = once(1)
-        if literals != again:
+        again = run(_Sizes(hints or {}, symbolic=False), salt=1)
+        if _literals(recording, sentinels) != _literals(*again):
             raise PatternError(
                 f"{what} computes with its numbers ({', '.join(numbers)}) outside the graph.",
                 why="Only the number itself can be read back from a match.",
                 hint="Make the derived value a parameter of its own.",
             )
-    return traced
+    canonical = Canonical()
+    canonical.add_all(recording.calls)
+    inputs = [canonical.term(c) for c in recording.inputs]
+    outputs = [canonical.term(c) for c in recording.outputs]
+    order = _in_order([t for t in (*inputs, *outputs) if t is not None])
+    renamed = copy_terms(order, sizes.names, {v: Variable(n) for v, n in sentinels.items()})
+    return Traced(
+        {n: renamed[t] for n, t in zip(tensors, inputs, strict=True) if t is not None},
+        tuple(renamed[t] for t in outputs if t is not None),
+        tuple(renamed[t] for t in order),
+        tuple(g for g in sizes.guards() if not _is_trivial(g)),
+    )
 
 
-def _trace_once(
+def _record(
     fn: Callable[..., Any],
     tensors: Mapping[str, TensorSpec],
     numbers: Sequence[str],
     fixed: Mapping[str, Any],
     decompositions: Decompositions,
     what: str,
-    hints: Mapping[str, int],
+    sizes: _Sizes,
+    *,
     salt: int,
-) -> tuple[Traced, list[Any]]:
-    env = _Sizes(hints)
-    shapes = {name: [env.size(s) for s in spec.shape] for name, spec in tensors.items()}
-    with env.mode:
+) -> tuple[Recording, dict[float, str]]:
+    """The recorded calls, and which literal stands for which number."""
+    shapes = {name: [sizes.size(s) for s in spec.shape] for name, spec in tensors.items()}
+    with sizes.mode:
         fakes = {
             name: torch.empty(shapes[name], dtype=spec.dtype, device=spec.device)
             for name, spec in tensors.items()
         }
-    fixed = {n: env.size(v) if isinstance(v, sympy.Expr) else v for n, v in fixed.items()}
-    sentinels = {name: _sentinel(i, salt) for i, name in enumerate(numbers)}
-    before = len(env.shape_env.guards)
-    recording: Recording = record(
-        fn, fakes, {**sentinels, **fixed}, mode=env.mode, decompositions=decompositions, what=what
-    )
-    guards = tuple(g.expr.xreplace(env.names) for g in env.shape_env.guards[before:])
-    canonical = Canonical()
-    canonical.add_all(recording.calls)
-    variables = {value: Variable(name) for name, value in sentinels.items()}
-    order: list[Term] = []
-    outputs = [canonical.term(c) for c in recording.outputs]
-    inputs = [canonical.term(c) for c in recording.inputs]
-    for term in (*inputs, *outputs):
-        assert term is not None
-        _visit(term, order, set(order))
-    renamed = copy_terms(order, env.names, variables)
-    traced = Traced(
-        {n: renamed[t] for n, t in zip(tensors, inputs, strict=True) if t is not None},
-        tuple(renamed[t] for t in outputs if t is not None),
-        tuple(renamed[t] for t in order),
-        tuple(g for g in guards if not _is_trivial(g)),
-    )
-    literals = [
-        (t.op, v)
-        for t in traced.terms
-        for _, v in t.params
-        if not isinstance(v, (Variable, torch.dtype))
-    ]
-    return traced, literals
+    values = {n: sizes.size(v) if isinstance(v, sympy.Expr) else v for n, v in fixed.items()}
+    values.update({name: _sentinel(i, salt) for i, name in enumerate(numbers)})
+    recording = record(fn, fakes, values, mode=sizes.mode, decompositions=decompositions, what=what)
+    return recording, {_sentinel(i, salt): name for i, name in enumerate(numbers)}
+
+
+def _literals(recording: Recording, sentinels: Mapping[float, str]) -> list[tuple[str, ...]]:
+    """The operations with their floating point literals, sentinels by name."""
+    out = []
+    for call in recording.calls:
+        flat = [a for a in tree_flatten((call.args, call.kwargs))[0] if isinstance(a, float)]
+        out.append((str(call.target), *(sentinels.get(a, repr(a)) for a in flat)))
+    return out
 
 
 def _sentinel(index: int, salt: int) -> float:
@@ -146,44 +140,41 @@ def _sentinel(index: int, salt: int) -> float:
 
 
 class _Sizes:
-    """Symbolic sizes of one trace, and the way back from PyTorch's symbols to ours."""
+    """The sizes of one trace: symbols of PyTorch's with the way back to ours, or examples."""
 
-    def __init__(self, hints: Mapping[str, int]) -> None:
-        self.shape_env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
-        self.mode = FakeTensorMode(shape_env=self.shape_env)
-        self.hints = hints
-        self.names: dict[sympy.Symbol, sympy.Symbol] = {}
-        self._symbols: dict[str, sympy.Symbol] = {}
+    def __init__(self, hints: Mapping[str, int], *, symbolic: bool = True) -> None:
+        self._env = ShapeEnv(duck_shape=False, specialize_zero_one=False) if symbolic else None
+        self.mode = FakeTensorMode(shape_env=self._env)
+        self._hints = dict(hints)
+        self.names: dict[sympy.Symbol, sympy.Symbol] = {}  # PyTorch's symbol to ours
+        self._symbols: dict[sympy.Symbol, sympy.Symbol] = {}  # ours to PyTorch's
 
     def size(self, size: Size) -> Any:
         if isinstance(size, int):
             return size
-        known = {s: self._symbol(s) for s in sorted(size.free_symbols, key=str)}
-        expr = size.xreplace(known)
-        hint = int(
-            expr.xreplace({s: sympy.Integer(self._hint(n)) for n, s in self._symbols.items()})
-        )
-        return self.shape_env.create_symintnode(expr, hint=hint)
+        symbols = sorted(size.free_symbols, key=str)
+        hint = int(size.xreplace({s: sympy.Integer(self._hint(s)) for s in symbols}))
+        if self._env is None:
+            return hint
+        expr = size.xreplace({s: self._symbol(s) for s in symbols})
+        return self._env.create_symintnode(expr, hint=hint)
+
+    def guards(self) -> list[sympy.Basic]:
+        """The conditions on sizes under which the recording is right."""
+        found = self._env.guards if self._env is not None else []
+        return [g.expr.xreplace(self.names) for g in found]
 
     def _symbol(self, symbol: sympy.Symbol) -> sympy.Symbol:
-        name = symbol.name
-        if name not in self._symbols:
-            example = torch.empty(self._hint(name), device="meta")
+        if symbol not in self._symbols:
+            example = torch.empty(self._hint(symbol), device="meta")
             context: Any = StatelessSymbolicContext([DimDynamic.DYNAMIC])
-            fake = self.mode.from_tensor(example, symbolic_context=context)
-            size: Any = fake.shape[0]
-            made = size.node.expr
-            self._symbols[name] = made
+            size: Any = self.mode.from_tensor(example, symbolic_context=context).shape[0]
+            self._symbols[symbol] = made = size.node.expr
             self.names[made] = symbol
-        return self._symbols[name]
+        return self._symbols[symbol]
 
-    def _hint(self, name: str) -> int:
-        if name not in self.hints:
-            position = (
-                list(self._symbols).index(name) if name in self._symbols else len(self._symbols)
-            )
-            return 48 + 32 * position
-        return self.hints[name]
+    def _hint(self, symbol: sympy.Symbol) -> int:
+        return self._hints.setdefault(symbol.name, 48 + 32 * len(self._hints))
 
 
 def _is_trivial(guard: sympy.Basic) -> bool:
@@ -193,13 +184,19 @@ def _is_trivial(guard: sympy.Basic) -> bool:
     return bool(guard == sympy.true)
 
 
-def _visit(term: Term, order: list[Term], seen: set[Term]) -> None:
-    if term in seen:
-        return
-    seen.add(term)
-    for arg in term.args:
-        _visit(arg, order, seen)
-    order.append(term)
+def _in_order(terms: Sequence[Term]) -> list[Term]:
+    """``terms`` and all that they are computed from, operands first."""
+    order: dict[Term, None] = {}
+
+    def visit(term: Term) -> None:
+        if term not in order:
+            for arg in term.args:
+                visit(arg)
+            order[term] = None
+
+    for term in terms:
+        visit(term)
+    return list(order)
 
 
 def copy_terms(

@@ -1,0 +1,142 @@
+"""Find where a pattern nearly stands: from its rarest operation downwards, then upwards.
+
+Matching starts at the pattern's last operation. Where the model ends in another way that operation
+is not there, and nothing would be said about the rest. So the pattern's *signature*, its operation
+that is rarest in the graph, is matched as well: with all that it is computed from, over one place
+that differs, and then with what is computed from it, as far as it goes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torch.fx import Node
+
+from .canonical import Canonical
+from .match import Failure, Unifier
+from .rule import Pattern, below
+from .term import Term
+
+__all__ = ["Candidates"]
+
+#: arithmetic that is everywhere, and may well be what a candidate lacks
+_COMMON = frozenset(["add", "sub", "mul", "div", "neg", "cast", "slice", "reciprocal"])
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The values of a graph that the signature operations of ``pattern`` may stand for.
+
+    There are two where several operations are equally rare: the one nearest to the output and the
+    one nearest to the inputs, so that a difference between them is seen from both sides.
+    """
+
+    pattern: Pattern
+    signatures: tuple[tuple[Term, tuple[Term, ...]], ...]
+
+    @classmethod
+    def of(cls, pattern: Pattern, canonical: Canonical) -> Candidates | None:
+        """The candidates in the graph as it is; ``None`` if it has no operation of the pattern."""
+        often = Counter(t.op for t in pattern.operations)
+        found: dict[Term, tuple[Term, ...]] = {}
+        for term in pattern.operations:
+            there = [t for t in canonical.by_op.get(term.op, ()) if t.dtype == term.dtype]
+            if there:
+                found[term] = tuple(there)
+        if not found:
+            return None
+        if len(found) > 1:
+            found.pop(pattern.root, None)  # each of those is tried anyway
+        rank = {t: (t.op in _COMMON, often[t.op], len(found[t])) for t in found}
+        rarest = [t for t in found if rank[t] == min(rank.values())]
+        ends = dict.fromkeys((rarest[-1], rarest[0]))
+        return cls(pattern, tuple((t, found[t]) for t in ends))
+
+    @property
+    def found(self) -> tuple[Term, ...]:
+        return self.signatures[0][1]
+
+    def misses(self, canonical: Canonical, fused: set[Node]) -> Iterator[Failure]:
+        """How far the pattern goes at each candidate that still is there, one per source line.
+
+        Values of the calls in ``fused`` are none.
+        """
+        told: set[object] = set()
+        for signature, found in self.signatures:
+            for term in found:
+                if any(n._erased or n in fused for n in term.owners):
+                    continue
+                line = term.owners[0].meta.get("stack_trace") if term.owners else None
+                key = (signature, line, term.shape)
+                if line is not None and key in told:
+                    continue
+                told.add(key)
+                failure = _Attempt(self.pattern, canonical).at(signature, term)
+                if failure is not None:
+                    yield failure
+
+
+class _Attempt:
+    """One candidate, matched as far as it goes."""
+
+    def __init__(self, pattern: Pattern, canonical: Canonical) -> None:
+        self._pattern, self._canonical = pattern, canonical
+        self._unifier = Unifier()
+        self._skipped: set[Term] = set()
+
+    def at(self, signature: Term, found: Term) -> Failure | None:
+        """The first place that differs, with the number of operations that fit around it."""
+        gap = None
+        if not self._unifier.extend(signature, found):
+            gap = self._unifier.failure
+            assert gap is not None
+            self._unifier = Unifier(gap=gap.pattern)
+            self._skipped = below(gap.pattern)
+            if not self._unifier.extend(signature, found):
+                return gap
+        failure = self._upwards()
+        first = gap or failure
+        if first is None:
+            return None
+        return replace(first, matched=min(self._unifier.matched, self._pattern.wanted - 1))
+
+    def _upwards(self) -> Failure | None:
+        bound = self._unifier.terms
+        for p in self._pattern.operations:
+            if p in bound or p in self._skipped:
+                continue
+            source = next(
+                (a for a in p.args if a in bound and a.op not in ("input", "const")), None
+            )
+            if source is None:
+                continue
+            failure = self._step(p, bound[source])
+            if failure is not None:
+                return failure
+        return None
+
+    def _step(self, p: Term, source: Term) -> Failure | None:
+        """Bind ``p`` to one of the values computed from ``source``, or say why none fits."""
+        users = list(self._canonical.users(source))
+        best: Failure | None = None
+        for user, _ in users:
+            if user.op == p.op and user.dtype == p.dtype:
+                if self._unifier.extend(p, user):
+                    return None
+                failure = self._unifier.failure
+                if failure is not None and (best is None or failure.matched > best.matched):
+                    best = failure
+        return best or self._no_user(p, source, users)
+
+    def _no_user(self, p: Term, source: Term, users: list[tuple[Term, Node]]) -> Failure:
+        matched = set(self._unifier.terms.values())
+        others = [(t, n) for t, n in users if t not in matched]
+        for _, node in others:
+            result = self._canonical.term(node)
+            if result is not None and result.op == p.op and result.dtype != p.dtype:
+                return Failure("dtype", p, result, p.dtype, result.dtype)
+        if others:
+            return Failure("op", p, others[0][0], p.op, others[0][0].op)
+        return Failure("op", p, source, p.op, "no further operation")
