@@ -289,6 +289,7 @@ def specialize_floats(gm: GraphModule) -> None:
     Floats that the caller passes stay inputs. Does nothing where there are none left.
     """
     from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+    from torch._dynamo.source import LocalSource
     from torch._dynamo.symbolic_convert import TensorifyState
 
     again = False
@@ -297,7 +298,9 @@ def specialize_floats(gm: GraphModule) -> None:
             continue
         source = getattr(node.args[0].meta.get("grapharg"), "source", None)
         value = node.meta.get("example_value")
-        if not hasattr(source, "base") or not isinstance(value, torch.SymFloat):
+        if source is None or not isinstance(value, torch.SymFloat):
+            continue
+        if isinstance(source, LocalSource) and source.is_input:
             continue  # an argument of the compiled function
         symbol = str(value.node._expr)
         if not TensorifyState.should_specialize(symbol):

@@ -21,30 +21,42 @@ from .term import Term
 
 __all__ = ["Candidates"]
 
+#: arithmetic that is everywhere, and may well be what a candidate lacks
+_COMMON = frozenset(["add", "sub", "mul", "div", "neg", "cast", "slice", "reciprocal"])
+
 
 @dataclass(frozen=True)
 class Candidates:
-    """The values of a graph that the signature operation of ``pattern`` may stand for."""
+    """The values of a graph that the signature operations of ``pattern`` may stand for.
+
+    There are two where several operations are equally rare: the one nearest to the output and the
+    one nearest to the inputs, so that a difference between them is seen from both sides.
+    """
 
     pattern: Pattern
-    signature: Term
-    found: tuple[Term, ...]
+    signatures: tuple[tuple[Term, tuple[Term, ...]], ...]
 
     @classmethod
     def of(cls, pattern: Pattern, canonical: Canonical) -> Candidates | None:
         """The candidates in the graph as it is; ``None`` if it has no operation of the pattern."""
         often = Counter(t.op for t in pattern.operations)
-        found: dict[Term, list[Term]] = {}
-        for term in reversed(pattern.operations):  # of equals, the one nearest to the output
+        found: dict[Term, tuple[Term, ...]] = {}
+        for term in pattern.operations:
             there = [t for t in canonical.by_op.get(term.op, ()) if t.dtype == term.dtype]
             if there:
-                found[term] = there
+                found[term] = tuple(there)
         if not found:
             return None
         if len(found) > 1:
             found.pop(pattern.root, None)  # each of those is tried anyway
-        rarest = min(found, key=lambda t: (often[t.op], len(found[t])))
-        return cls(pattern, rarest, tuple(found[rarest]))
+        rank = {t: (t.op in _COMMON, often[t.op], len(found[t])) for t in found}
+        rarest = [t for t in found if rank[t] == min(rank.values())]
+        ends = dict.fromkeys((rarest[-1], rarest[0]))
+        return cls(pattern, tuple((t, found[t]) for t in ends))
+
+    @property
+    def found(self) -> tuple[Term, ...]:
+        return self.signatures[0][1]
 
     def misses(self, canonical: Canonical, fused: set[Node]) -> Iterator[Failure]:
         """How far the pattern goes at each candidate that still is there, one per source line.
@@ -52,17 +64,18 @@ class Candidates:
         Values of the calls in ``fused`` are none.
         """
         told: set[object] = set()
-        for term in self.found:
-            if any(n._erased or n in fused for n in term.owners):
-                continue
-            line = term.owners[0].meta.get("stack_trace") if term.owners else None
-            if line is not None:
-                if (line, term.shape) in told:
+        for signature, found in self.signatures:
+            for term in found:
+                if any(n._erased or n in fused for n in term.owners):
                     continue
-                told.add((line, term.shape))
-            failure = _Attempt(self.pattern, canonical).at(self.signature, term)
-            if failure is not None:
-                yield failure
+                line = term.owners[0].meta.get("stack_trace") if term.owners else None
+                key = (signature, line, term.shape)
+                if line is not None and key in told:
+                    continue
+                told.add(key)
+                failure = _Attempt(self.pattern, canonical).at(signature, term)
+                if failure is not None:
+                    yield failure
 
 
 class _Attempt:
@@ -85,7 +98,9 @@ class _Attempt:
                 return gap
         failure = self._upwards()
         first = gap or failure
-        return replace(first, matched=self._unifier.matched) if first is not None else None
+        if first is None:
+            return None
+        return replace(first, matched=min(self._unifier.matched, self._pattern.wanted - 1))
 
     def _upwards(self) -> Failure | None:
         bound = self._unifier.terms

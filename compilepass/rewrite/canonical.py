@@ -218,6 +218,7 @@ class Canonical:
         params: tuple[tuple[str, Any], ...] = (),
         *,
         like: Term,
+        dtype: torch.dtype | None = None,
         seen: tuple[Shape | None, ...] | None = None,
         absorb: tuple[Term, ...] = (),
     ) -> Term:
@@ -229,7 +230,13 @@ class Canonical:
         owners = list(like.owners)
         owners += [o for t in absorb for o in t.owners if o not in owners]
         made = Term(
-            op, args, params, shape=like.shape, dtype=like.dtype, seen=seen, owners=tuple(owners)
+            op,
+            args,
+            params,
+            shape=like.shape,
+            dtype=dtype or like.dtype,
+            seen=seen,
+            owners=tuple(owners),
         )
         return self._canonical(made)
 

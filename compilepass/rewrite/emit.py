@@ -323,7 +323,15 @@ def _viewed(tensor: torch.Tensor, shape: tuple[Any, ...]) -> torch.Tensor:
     unknown = [i for i, s in enumerate(sizes) if not isinstance(s, int)]
     if len(unknown) <= 1:
         return tensor.reshape([-1 if i in unknown else s for i, s in enumerate(sizes)])
-    return tensor.reshape(shape)
+    return tensor.reshape([_sym_int(s, tensor) for s in sizes])
+
+
+def _sym_int(size: Any, tensor: torch.Tensor) -> Any:
+    """A size as an argument for operations on ``tensor``, which has fake data."""
+    if isinstance(size, int):
+        return size
+    env = tensor.fake_mode.shape_env  # type: ignore[attr-defined]
+    return env.create_symintnode(size, hint=None)
 
 
 def _row_major(tensor: torch.Tensor) -> torch.Tensor:

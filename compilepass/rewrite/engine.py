@@ -231,6 +231,7 @@ class Session:
         site = find_site(pattern, bound, self.canonical, self._mutations)
         made = self._rewrite(site, refusal) if isinstance(site, Site) else site
         if isinstance(made, Reject):
+            made = made.at(anchor.node or next(iter(anchor.owners), None))
             result.refusals[made.code] += 1
             if made.code == _FUSED:
                 result._fused.update(anchor.owners)

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
+
+import torch
 
 from .term import Shape, Term, const, product, same
 
@@ -28,6 +30,7 @@ class Builder(Protocol):
         params: tuple[tuple[str, object], ...] = (),
         *,
         like: Term,
+        dtype: torch.dtype | None = None,
         seen: tuple[Shape | None, ...] | None = None,
         absorb: tuple[Term, ...] = (),
     ) -> Term: ...
@@ -35,6 +38,8 @@ class Builder(Protocol):
 
 Equivalence = Callable[[Term, Builder], Term | None]
 EQUIVALENCES: dict[str, list[tuple[str, Equivalence]]] = defaultdict(list)
+
+_HALF = (torch.bfloat16, torch.float16)
 
 
 def equivalence(*ops: str) -> Callable[[Equivalence], Equivalence]:
@@ -147,15 +152,74 @@ def product_with_reciprocal(t: Term, b: Builder) -> Term | None:
 @equivalence("div")
 def sum_over_count_is_mean(t: Term, b: Builder) -> Term | None:
     """``sum(x, dim) / n`` is ``mean(x, dim)`` where ``n`` is the size of ``dim``."""
-    if len(t.args) != 2 or t.args[0].op != "sum" or not t.args[1].is_const:
+    total, count = t.args
+    if not count.is_const or t.param("rounding_mode") is not None:
         return None
-    if t.param("rounding_mode") is not None:
+    return _mean(t, total, count.value, b)
+
+
+@equivalence("mul")
+def sum_times_inverse_count_is_mean(t: Term, b: Builder) -> Term | None:
+    """``sum(x, dim) * (1 / n)`` is ``mean(x, dim)`` if ``dim`` has the size ``n`` (inexact)."""
+    for total, inverse in (t.args, t.args[::-1]):
+        if (count := _inverted(inverse)) is not None:
+            return _mean(t, total, count, b)
+    return None
+
+
+def _mean(t: Term, total: Term, count: object, b: Builder) -> Term | None:
+    if total.op != "sum" or (shape := total.seen[0]) is None:
         return None
-    total = t.args[0]
-    shape = total.seen[0]
-    if shape is None or not same(product([shape[d] for d in total.param("dim")]), t.args[1].value):
+    if not same(product([shape[d] for d in total.param("dim")]), count):
         return None
     return b.make("mean", total.args, total.params, like=t, seen=total.seen, absorb=(total,))
+
+
+def _inverted(term: Term) -> int | None:
+    """The whole number ``n`` of the literal ``1 / n``, rounded to float32 or not."""
+    if not term.is_const or not isinstance(term.value, float) or not 0 < term.value < 1:
+        return None
+    count = round(1 / term.value)
+    return count if abs(count * term.value - 1) < 2.0**-23 else None
+
+
+@equivalence("mul")
+def largest_times_inverse_is_quotient(t: Term, b: Builder) -> Term | None:
+    """``max(|x|) * (1 / n)`` is ``max(|x|) / n``, the scale of a quantisation (inexact)."""
+    for x, y in ((0, 1), (1, 0)):
+        count = _inverted(t.args[y])
+        if count is not None and _largest(t.args[x]) is not None:
+            return b.make("div", (t.args[x], const(count)), like=t, seen=(t.seen[x], None))
+    return None
+
+
+def _largest(term: Term) -> Term | None:
+    """The ``amax`` of magnitudes that ``term`` is, with or without a lower bound."""
+    if term.op == "clamp_min":
+        term = term.args[0]
+    return term if term.op == "amax" and term.args[0].op == "abs" else None
+
+
+@equivalence("clamp_min", "clamp_max")
+def bounds_of_symmetric_quantisation(t: Term, b: Builder) -> Term | None:
+    """``round(x / s)`` with ``s = max(|x|) / n`` needs no bounds of ``n`` or more."""
+    steps = t.args[0]
+    if len(t.args) != 1 or steps.op != "round" or steps.args[0].op != "div":
+        return None
+    x, scale = steps.args[0].args
+    largest = _largest(scale.args[0]) if scale.op == "div" else None
+    if largest is None or largest.args[0].args[0] is not x or not scale.args[1].is_const:
+        return None
+    shape, dims = largest.seen[0], largest.param("dim")
+    if shape is None or steps.args[0].seen[0] != shape:
+        return None
+    if steps.args[0].seen[1] != tuple(1 if d in dims else n for d, n in enumerate(shape)):
+        return None  # another row's scale
+    low, high = t.param("min"), t.param("max")
+    bound = high if low is None else -low
+    count = scale.args[1].value
+    numbers = isinstance(bound, (int, float)) and isinstance(count, (int, float))
+    return steps if numbers and 0 < count <= bound else None
 
 
 @equivalence("sigmoid")
@@ -165,6 +229,31 @@ def sigmoid_is_exp(t: Term, b: Builder) -> Term | None:
     grown = b.make("exp", (negative,), like=t)
     below = b.make("add", (grown, const(1)), (("alpha", 1),), like=t, seen=(t.shape, None))
     return b.make("reciprocal", (below,), like=t)
+
+
+@equivalence("div")
+def silu_in_half_precision(t: Term, b: Builder) -> Term | None:
+    """``x / (1 + exp(-x))`` of half-precision values is computed in float32 (inexact).
+
+    Inductor keeps the values between pointwise operations in float32, and ``F.silu`` is written
+    that way. Other operations keep their roundings, which tell one norm from another.
+    """
+    if t.dtype not in _HALF or len(t.args) != 2:
+        return None
+    x, below = t.args
+    grown = next((a for a in below.args if a.op == "exp"), None) if below.op == "add" else None
+    if grown is None or not any(_is(a, 1) for a in below.args):
+        return None
+    negative = grown.args[0]
+    if negative.op != "neg" or negative.args[0] is not x:
+        return None
+    wide: dict[str, Any] = {"like": t, "dtype": torch.float32}
+    x32 = b.make("cast", (x,), (("dtype", torch.float32),), **wide)
+    exp32 = b.make("exp", (b.make("neg", (x32,), **wide),), **wide)
+    below32 = b.make("add", (exp32, const(1)), below.params, seen=(t.shape, None), **wide)
+    quotient = b.make("div", (x32, below32), t.params, **wide)
+    inside = (below, grown, negative)
+    return b.make("cast", (quotient,), (("dtype", t.dtype),), like=t, absorb=inside)
 
 
 @equivalence("clamp")
@@ -191,6 +280,17 @@ def addmm_is_mm_and_add(t: Term, b: Builder) -> Term | None:
 
 
 @equivalence("getitem")
+def values_of_max_are_amax(t: Term, b: Builder) -> Term | None:
+    """The values of ``max(x, dim)`` and ``min(x, dim)`` are ``amax`` and ``amin``."""
+    pair = t.args[0]
+    if pair.op not in ("max", "min") or t.param("index") != 0 or not pair.seen[0]:
+        return None
+    dim = pair.param("dim") % len(pair.seen[0])
+    params = (("dim", (dim,)),)
+    return b.make(f"a{pair.op}", pair.args, params, like=t, seen=pair.seen, absorb=(pair,))
+
+
+@equivalence("getitem")
 def split_is_slice(t: Term, b: Builder) -> Term | None:
     """One part of ``split``, ``chunk`` or ``split_with_sizes`` is a ``slice``."""
     parts = t.args[0]
@@ -207,3 +307,40 @@ def split_is_slice(t: Term, b: Builder) -> Term | None:
         end = start + t.shape[dim] if t.shape is not None else total
     params = (("dim", dim), ("start", start), ("end", end), ("step", 1))
     return b.make("slice", parts.args, params, like=t, seen=parts.seen)
+
+
+@equivalence("getitem")
+def unbound_is_selected(t: Term, b: Builder) -> Term | None:
+    """One part of ``unbind`` is a ``select``."""
+    parts = t.args[0]
+    if parts.op != "unbind":
+        return None
+    params = (("dim", parts.param("dim")), ("index", t.param("index")))
+    return b.make("select", parts.args, params, like=t, seen=parts.seen)
+
+
+@equivalence("select")
+def select_is_slice(t: Term, b: Builder) -> Term | None:
+    """``select(x, dim, i)`` is a slice of one element."""
+    shape, dim, index = t.seen[0], t.param("dim"), t.param("index")
+    if shape is None or not isinstance(index, int):
+        return None
+    start = index if index >= 0 else shape[dim] + index
+    params = (("dim", dim), ("start", start), ("end", start + 1), ("step", 1))
+    return b.make("slice", t.args, params, like=t, seen=t.seen)
+
+
+@equivalence("slice")
+def slice_with_the_dims_after_it(t: Term, b: Builder) -> Term | None:
+    """A slice is one of the dimension and all after it, seen as a single last one."""
+    shape, dim = t.seen[0], t.param("dim")
+    if shape is None or t.param("step") != 1 or dim == len(shape) - 1:
+        return None
+    after = product(shape[dim + 1 :])
+    params = (
+        ("dim", dim),
+        ("start", t.param("start") * after),
+        ("end", t.param("end") * after),
+        ("step", 1),
+    )
+    return b.make("slice", t.args, params, like=t, seen=((*shape[:dim], shape[dim] * after),))

@@ -129,7 +129,7 @@ def align(pattern: Shape, found: Shape, dims: dict[str, Size]) -> list[tuple[int
                     return None
                 taken.append(j)
                 j -= 1
-            groups[i] = tuple(reversed(taken))
+            groups[i] = tuple(k for k in reversed(taken) if found[k] != 1)
             continue
         if len(free) > 1:
             return None

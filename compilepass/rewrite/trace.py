@@ -73,7 +73,8 @@ def trace(
     """Trace ``fn(**tensors, **numbers, **fixed)``; ``numbers`` become variables.
 
     A ``fixed`` value may be a size. ``hints`` are example values of the symbols; conditions on
-    sizes are decided by them and kept as ``guards``. Raises :class:`PatternError` where the function cannot be traced.
+    sizes are decided by them and kept as ``guards``. Raises :class:`PatternError` where the
+    function cannot be traced.
     """
     run = functools.partial(_record, fn, tensors, numbers, fixed, decompositions, what)
     sizes = _Sizes(hints or {})
