@@ -10,7 +10,7 @@ edits, so that many rules share them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -119,6 +119,15 @@ class RuleResult:
                     yield _Missed(failure.found, candidates.pattern, failure.matched, failure)
 
 
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """A part of the graph that has the form of a pattern."""
+
+    pattern: Pattern
+    anchor: Term
+    bound: Bindings
+
+
 @dataclass(frozen=True)
 class _Missed:
     """A candidate that was not taken; the text is made only if it is the best one in the end."""
@@ -199,9 +208,13 @@ class Session:
             if candidates is not None:
                 result._candidates.append(candidates)
         for pattern in patterns:
+            waiting: list[_Found] = []
             for anchor in list(self.canonical.by_op.get(pattern.root.op, ())):
                 if anchor.dtype == pattern.root.dtype and anchor.op == pattern.root.op:
-                    self._try(pattern, anchor, result, refusal)
+                    found = self._match(pattern, anchor, result)
+                    if found is not None and not self._take(found, result, refusal):
+                        waiting.append(found)
+            self._take_together(waiting, result, refusal)
         return result
 
     def _dtypes(self, rule: Rule) -> list[torch.dtype]:
@@ -215,20 +228,35 @@ class Session:
         }
         return [d for d in rule.variants if d in present]
 
-    def _try(
-        self, pattern: Pattern, anchor: Term, result: RuleResult, refusal: Reject | None
-    ) -> None:
+    def _match(self, pattern: Pattern, anchor: Term, result: RuleResult) -> _Found | None:
         if any(owner._erased for owner in anchor.owners):
-            return
+            return None
         unifier = Unifier(exact=pattern.dtype is torch.float64)
         bound = unifier.match(pattern.root, anchor)
-        if bound is None:
-            failure = unifier.failure
-            if failure is not None and _is_near(failure, pattern):
-                result._missed.append(_Missed(anchor, pattern, failure.matched, failure))
-            return
-        sources = _sources(bound)
-        site = find_site(pattern, bound, self.canonical, self._mutations)
+        if bound is not None:
+            return _Found(pattern, anchor, bound)
+        failure = unifier.failure
+        if failure is not None and _is_near(failure, pattern):
+            result._missed.append(_Missed(anchor, pattern, failure.matched, failure))
+        return None
+
+    def _take(
+        self,
+        found: _Found,
+        result: RuleResult,
+        refusal: Reject | None,
+        going: Collection[Node] | None = None,
+    ) -> bool:
+        """Rewrite one match or say why not; false if a value is needed outside of it.
+
+        ``going`` are the nodes of all matches that share values with this one; with them known,
+        that is a refusal like any other.
+        """
+        pattern, anchor = found.pattern, found.anchor
+        sources = _sources(found.bound)
+        site = self._site(found, going or ())
+        if going is None and isinstance(site, Reject) and site.code == "extra_user":
+            return False
         made = self._rewrite(site, refusal) if isinstance(site, Site) else site
         if isinstance(made, Reject):
             made = made.at(anchor.node or next(iter(anchor.owners), None))
@@ -241,6 +269,28 @@ class Session:
             result._fused.update(anchor.owners)
         else:
             result.sites.append(Rewritten(_kernel_node(made), sources))
+        return True
+
+    def _take_together(
+        self, waiting: list[_Found], result: RuleResult, refusal: Reject | None
+    ) -> None:
+        """Rewrite the matches whose values are used outside, but only by one another.
+
+        Two norms of one input with different weights share all but their last multiplication.
+        """
+        together = waiting
+        while True:
+            going = {n for f in together for n in f.bound.covered}
+            kept = [f for f in together if isinstance(self._site(f, going), Site)]
+            if len(kept) == len(together):
+                break
+            together = kept
+        for found in waiting:
+            if not any(n._erased for n in found.bound.covered):
+                self._take(found, result, refusal, going if found in together else ())
+
+    def _site(self, found: _Found, going: Collection[Node]) -> Site | Reject:
+        return find_site(found.pattern, found.bound, self.canonical, self._mutations, going)
 
     def _rewrite(self, site: Site, refusal: Reject | None) -> list[Node] | Reject | None:
         return refusal.at(site.anchor) if refusal is not None else self._emitter.rewrite(site)
@@ -253,8 +303,7 @@ def _is_near(failure: Failure, pattern: Pattern) -> bool:
 
 def _sources(bound: Bindings) -> tuple[str, ...]:
     """The model's lines that a match covers, outputs first."""
-    nodes = [n for p, t in bound.terms.items() if p.op not in ("input", "const") for n in t.owners]
-    return tuple(dict.fromkeys(filter(None, map(source_of, nodes))))
+    return tuple(dict.fromkeys(filter(None, map(source_of, bound.covered))))
 
 
 def _kernel_node(made: list[Node]) -> str:

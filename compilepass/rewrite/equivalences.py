@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -160,7 +160,7 @@ def sum_over_count_is_mean(t: Term, b: Builder) -> Term | None:
 
 @equivalence("mul")
 def sum_times_inverse_count_is_mean(t: Term, b: Builder) -> Term | None:
-    """``sum(x, dim) * (1 / n)`` is ``mean(x, dim)`` if ``dim`` has the size ``n`` (inexact)."""
+    """``sum(x, dim) * (1 / n)`` is ``mean(x, dim)`` where ``dim`` has ``n`` elements (inexact)."""
     for total, inverse in (t.args, t.args[::-1]):
         if (count := _inverted(inverse)) is not None:
             return _mean(t, total, count, b)
@@ -247,7 +247,7 @@ def silu_in_half_precision(t: Term, b: Builder) -> Term | None:
     negative = grown.args[0]
     if negative.op != "neg" or negative.args[0] is not x:
         return None
-    wide: dict[str, Any] = {"like": t, "dtype": torch.float32}
+    wide = {"like": t, "dtype": torch.float32}
     x32 = b.make("cast", (x,), (("dtype", torch.float32),), **wide)
     exp32 = b.make("exp", (b.make("neg", (x32,), **wide),), **wide)
     below32 = b.make("add", (exp32, const(1)), below.params, seen=(t.shape, None), **wide)

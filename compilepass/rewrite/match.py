@@ -12,6 +12,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.fx import Node
 
 from .canonical import kind_of
 from .term import Shape, Size, Term, align, broadcast_axes, same, size_of
@@ -45,6 +46,16 @@ class Bindings:
     terms: dict[Term, Term]
     dims: dict[str, Size]
     numbers: dict[str, Any]
+
+    @property
+    def inner(self) -> list[Term]:
+        """What stands for the pattern's operations."""
+        return [t for p, t in self.terms.items() if p.op not in ("input", "const")]
+
+    @property
+    def covered(self) -> dict[Node, None]:
+        """The nodes that compute it, in the order in which they were matched."""
+        return dict.fromkeys(n for t in self.inner for n in t.owners)
 
 
 class Unifier:

@@ -7,7 +7,7 @@ would not need its own result, all values are on one device, and the rule's own 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,12 +80,19 @@ class Mutations:
 
 
 def find_site(
-    pattern: Pattern, bound: Bindings, canonical: Canonical, mutations: Mutations
+    pattern: Pattern,
+    bound: Bindings,
+    canonical: Canonical,
+    mutations: Mutations,
+    going: Collection[Node] = (),
 ) -> Site | Reject:
-    """Check a unification and turn it into a site, or say what is unsafe about it."""
+    """Check a unification and turn it into a site, or say what is unsafe about it.
+
+    ``going`` are nodes of other matches that are rewritten too: what they use is not needed.
+    """
     rule = pattern.rule
-    inner = [t for p, t in bound.terms.items() if p.op not in ("input", "const")]
-    covered = dict.fromkeys(n for t in inner for n in t.owners)
+    inner = bound.inner
+    covered = bound.covered
     inputs: dict[str, Node] = {}
     for name, term in pattern.traced.inputs.items():
         node = bound.terms[term].node
@@ -102,7 +109,7 @@ def find_site(
             return Reject("scalar", f"{name} is known only when the graph runs ({value}).")
     out_terms = [bound.terms[t] for t in pattern.traced.outputs]
     free = _shared_for_free(pattern, bound)
-    reject = _extra_user(inner, out_terms, free, covered, canonical)
+    reject = _extra_user(inner, out_terms, free, covered, canonical, going)
     if reject is not None:
         return reject
     outputs = tuple(t.node for t in out_terms)
@@ -211,12 +218,13 @@ def _extra_user(
     free: set[Term],
     covered: dict[Node, None],
     canonical: Canonical,
+    going: Collection[Node],
 ) -> Reject | None:
     spared = {t.node for t in (*outputs, *free)}
 
     def outside(node: Node) -> Iterator[Node]:
         for user in node.users:
-            if user in covered:
+            if user in covered or user in going:
                 continue
             if canonical.is_transparent(user) or _is_part_of(user, covered):
                 if user not in spared and canonical.term(user) not in outputs:

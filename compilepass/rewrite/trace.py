@@ -178,10 +178,28 @@ class _Sizes:
 
 
 def _is_trivial(guard: sympy.Basic) -> bool:
-    """Conditions that set sizes of 0 and 1 apart, where the recorded operations are the same."""
-    if isinstance(guard, (sympy.StrictGreaterThan, sympy.GreaterThan, sympy.Ne)):
-        return bool(guard.rhs.is_number and guard.rhs <= 2)
-    return bool(guard == sympy.true)
+    """Conditions that set sizes of 0 and 1 apart, where the recorded operations are the same.
+
+    Those on strides compare products of sizes: ``H < S * H`` holds for all sizes from 2 on.
+    """
+    if guard == sympy.true:
+        return True
+    holds = _HOLDS.get(type(guard))
+    if holds is None:
+        return False
+    if not isinstance(guard, (sympy.StrictLessThan, sympy.LessThan)) and guard.rhs.is_number:
+        return bool(guard.rhs <= 2)
+    larger = {s: 2 + sympy.Dummy(integer=True, nonnegative=True) for s in guard.free_symbols}
+    return bool(holds(sympy.expand((guard.lhs - guard.rhs).xreplace(larger))))
+
+
+_HOLDS: dict[type, Callable[[Any], bool | None]] = {
+    sympy.StrictGreaterThan: lambda difference: difference.is_positive,
+    sympy.GreaterThan: lambda difference: difference.is_nonnegative,
+    sympy.StrictLessThan: lambda difference: difference.is_negative,
+    sympy.LessThan: lambda difference: difference.is_nonpositive,
+    sympy.Ne: lambda difference: difference.is_nonzero,
+}
 
 
 def _in_order(terms: Sequence[Term]) -> list[Term]:

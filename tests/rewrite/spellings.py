@@ -21,36 +21,31 @@ Kernels = dict[str, int]
 
 @dataclass(frozen=True)
 class Spelling:
-    """``kernels`` says how often each op must be called; ``half`` the same below float32."""
+    """``kernels`` says how often each op must be called, and no other."""
 
     fn: Callable[..., Any]
     tensors: tuple[str, ...]
     kernels: Kernels
-    half: Kernels
-
-    def expected(self, dtype: torch.dtype) -> Kernels:
-        return self.kernels if dtype == torch.float32 else self.half
 
 
 SPELLINGS: dict[str, Spelling] = {}
 
 
-def spelling(
-    tensors: str, kernels: Kernels, half: Kernels | None = None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter a function: its tensors by name (``x``, ``r`` rows; ``w``, ``v`` weights; ...)."""
+def spelling(tensors: str, kernels: Kernels) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter a function: its tensors by name, as in :func:`inputs`."""
 
     def enter(fn: Callable[..., Any]) -> Callable[..., Any]:
         assert fn.__name__ not in SPELLINGS
-        expected = kernels if half is None else half
-        SPELLINGS[fn.__name__] = Spelling(fn, tuple(tensors.split()), kernels, expected)
+        SPELLINGS[fn.__name__] = Spelling(fn, tuple(tensors.split()), kernels)
         return fn
 
     return enter
 
 
 def inputs(s: Spelling, dtype: torch.dtype, rank: int) -> list[Tensor]:
-    """Rows ``[5, WIDTH]`` or ``[2, 3, WIDTH]`` and weights ``[WIDTH]``; names say which."""
+    """Rows ``[5, WIDTH]`` or ``[2, 3, WIDTH]`` for ``x`` and ``r``, weights ``[WIDTH]`` for ``w``
+    and ``v``, matrices ``[WIDTH, WIDTH]`` for ``m`` and ``n``; widths are static, as a model's are.
+    """
     rows = (5,) if rank == 2 else (2, 3)
     shapes = {
         "x": (*rows, WIDTH),
@@ -63,7 +58,7 @@ def inputs(s: Spelling, dtype: torch.dtype, rank: int) -> list[Tensor]:
     tensors = [torch.randn(shapes[name]).to(dtype) for name in s.tensors]
     for name, tensor in zip(s.tensors, tensors, strict=True):
         for dim in range(tensor.dim()):
-            if name not in "xr" or dim == tensor.dim() - 1:  # as a model's widths are
+            if name not in "xr" or dim == tensor.dim() - 1:
                 torch._dynamo.mark_static(tensor, dim)
     return tensors
 
