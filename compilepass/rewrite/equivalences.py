@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -247,7 +247,7 @@ def silu_in_half_precision(t: Term, b: Builder) -> Term | None:
     negative = grown.args[0]
     if negative.op != "neg" or negative.args[0] is not x:
         return None
-    wide = {"like": t, "dtype": torch.float32}
+    wide: dict[str, Any] = {"like": t, "dtype": torch.float32}
     x32 = b.make("cast", (x,), (("dtype", torch.float32),), **wide)
     exp32 = b.make("exp", (b.make("neg", (x32,), **wide),), **wide)
     below32 = b.make("add", (exp32, const(1)), below.params, seen=(t.shape, None), **wide)
