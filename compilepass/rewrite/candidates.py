@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from torch.fx import Node
 
+from ..kernels import find
 from .canonical import Canonical
 from .match import Failure, Unifier
 from .rule import Pattern, below
@@ -73,8 +74,9 @@ class Candidates:
                 if line is not None and key in told:
                     continue
                 told.add(key)
-                failure = _Attempt(self.pattern, canonical).at(signature, term)
-                if failure is not None:
+                attempt = _Attempt(self.pattern, canonical)
+                failure = attempt.at(signature, term)
+                if failure is not None and not attempt.is_one_kernel:
                     yield failure
 
 
@@ -85,6 +87,13 @@ class _Attempt:
         self._pattern, self._canonical = pattern, canonical
         self._unifier = Unifier()
         self._skipped: set[Term] = set()
+
+    @property
+    def is_one_kernel(self) -> bool:
+        """Whether all that matched is a part of one kernel call: another rule has been here."""
+        terms = [t for p, t in self._unifier.terms.items() if p.op not in ("input", "const")]
+        owners = {node for t in terms for node in t.owners}
+        return len(terms) > 1 and len(owners) == 1 and find(owners.pop().target) is not None
 
     def at(self, signature: Term, found: Term) -> Failure | None:
         """The first place that differs, with the number of operations that fit around it."""
