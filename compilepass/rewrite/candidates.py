@@ -40,17 +40,13 @@ class Candidates:
     @classmethod
     def of(cls, pattern: Pattern, canonical: Canonical) -> Candidates | None:
         """The candidates in the graph as it is; ``None`` if it has no operation of the pattern."""
-        often = Counter(t.op for t in pattern.operations)
-        found: dict[Term, tuple[Term, ...]] = {}
-        for term in pattern.operations:
-            there = [t for t in canonical.by_op.get(term.op, ()) if t.dtype == term.dtype]
-            if there:
-                found[term] = tuple(there)
+        found = _there(pattern, canonical, common=False) or _there(pattern, canonical, common=True)
         if not found:
             return None
         if len(found) > 1:
             found.pop(pattern.root, None)  # each of those is tried anyway
-        rank = {t: (t.op in _COMMON, often[t.op], len(found[t])) for t in found}
+        often = Counter(t.op for t in pattern.operations)
+        rank = {t: (often[t.op], len(found[t])) for t in found}
         rarest = [t for t in found if rank[t] == min(rank.values())]
         ends = dict.fromkeys((rarest[-1], rarest[0]))
         return cls(pattern, tuple((t, found[t]) for t in ends))
@@ -78,6 +74,18 @@ class Candidates:
                 failure = attempt.at(signature, term)
                 if failure is not None and not attempt.is_one_kernel:
                     yield failure
+
+
+def _there(pattern: Pattern, canonical: Canonical, *, common: bool) -> dict[Term, tuple[Term, ...]]:
+    """The pattern's operations that the graph has, each with the values it computes there."""
+    found = {}
+    for term in pattern.operations:
+        if (term.op in _COMMON) is common:
+            values = canonical.by_op.get(term.op, ())
+            there = tuple(t for t in values if t.dtype == term.dtype)
+            if there:
+                found[term] = there
+    return found
 
 
 class _Attempt:

@@ -76,6 +76,9 @@ class Unifier:
         self.failure: Failure | None = None
 
     def match(self, pattern: Term, found: Term) -> Bindings | None:
+        """Match from the pattern's output; ``failure`` says why not, if it came past the first."""
+        if pattern.op in _COMMUTES and not self._may_commute(pattern, found):
+            return None
         if not self._all(((pattern, found, found), None)):
             return None
         return Bindings(self._terms, self._dims, self._numbers)
@@ -152,6 +155,14 @@ class Unifier:
         if p.op == "input":
             return not t.is_const and p.dtype == t.dtype
         return p.op == t.op and p.dtype == t.dtype
+
+    def _may_commute(self, p: Term, t: Term) -> bool:
+        if len(p.args) != 2 or len(t.args) != 2:
+            return True
+        return any(
+            self._may_match(p.args[0], args[0]) and self._may_match(p.args[1], args[1])
+            for args in (t.args, t.args[::-1])
+        )
 
     def _undo(self, length: int, dims: dict[str, Size], numbers: dict[str, Any]) -> None:
         for term in self._order[length:]:

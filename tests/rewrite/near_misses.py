@@ -75,7 +75,7 @@ def weight_of_another_dtype(x: Tensor, w: Tensor) -> Tensor:
 
 def other_bound(x: Tensor) -> tuple[Tensor, Tensor]:
     scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-5) / 127
-    return torch.round(x / scale).clamp(-127, 127).to(torch.int8), scale
+    return torch.round(x / scale).clamp(-100, 100).to(torch.int8), scale
 
 
 def no_round(x: Tensor) -> tuple[Tensor, Tensor]:
