@@ -121,11 +121,15 @@ class Backend:
         self._slots: dict[object, list[_Slot]] = {}  # by what is compiled: see inductor.Frame
         self._lock = threading.RLock()
 
-    def __deepcopy__(self, memo: object) -> Backend:
-        return self  # the copy of a compiled model is compiled by the same backend
+    def __deepcopy__(self, memo: dict[int, Any]) -> Backend:
+        # the copy of a compiled model is compiled on its own, and must not write over the dump
+        return Backend(self._config_of_copies(), memo.get(id(self._model and self._model())))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Backend, (self.config,)
+        return Backend, (self._config_of_copies(),)
+
+    def _config_of_copies(self) -> CompilationConfig:
+        return self.config.model_copy(update={"debug_dump_path": None})
 
     @inductor.past_dynamo()
     def __call__(self, gm: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:

@@ -24,7 +24,7 @@ from .comparison import TOLERANCES, Comparison, Inputs, OutputError, Variant, co
 from .compile import Backend, compile_with, plan, report, unexpected
 from .config import CompilationConfig, get_config
 from .errors import ConfigError, PatternError, did_you_mean
-from .passmanager import FusionPass, Pass, PassContext, PassManager, Plan
+from .passmanager import FusionPass, Pass, PassContext, PassManager, Phase, Plan
 from .reporting import GraphRecord, Report
 from .rewrite import Rule
 
@@ -120,6 +120,7 @@ def check_pass(
     ``AssertionError`` with all that is wrong.
     """
     pass_ = pass_() if isinstance(pass_, type) else pass_
+    name = pass_.name
     alone: dict[str, Any] = {"backend": "fx", "level": None, "expect": {}, "strict": False}
     config = (config or CompilationConfig()).model_copy(update=alone)
     known = [e.pass_ for e in plan(config).entries if type(e.pass_) is type(pass_)]
@@ -127,8 +128,32 @@ def check_pass(
         config.register_pass(pass_)
     usual = (known[0] if known else pass_).options()
     options = ", ".join(f"{k}={v!r}" for k, v in pass_.options().items() if v != usual[k])
-    config.passes = ["none", f"+{pass_.name}" + (f"{{{options}}}" if options else "")]
-    return _check(pass_.name, model, inputs, config, changes, gone, new)
+    config.passes = ["none", f"+{name}" + (f"{{{options}}}" if options else "")]
+    watch = _Watch(name)
+    found = compare(model, inputs, config, instruments=[watch])
+    record = next(p for p in found.report.passes if p.name == name)
+    if record.status != "ran":
+        raise AssertionError(f"Pass {name!r} {record.status}: {record.reason}")
+    problems = []
+    if record.changes != changes:
+        problems.append(str(unexpected(found.report, name, f"{changes} were expected")))
+    before = _ops(watch.before_pass)
+    after = _ops(graph for graph, _ in watch.after_pass)
+    problems += [f"{op} was not in the graph before" for op in gone if not _is_in(op, before)]
+    problems += [f"{op} is still in the graph" for op in gone if _is_in(op, after)]
+    problems += [f"{op} was in the graph before" for op in new if _is_in(op, before)]
+    problems += [f"{op} is not in the graph" for op in new if not _is_in(op, after)]
+    entry = next(e for e in plan(config).entries if e.name == name)
+    again = PassManager(Plan((entry,)), inductor.engine(), strict=True)
+    for graph, ctx in watch.after_pass:
+        more = again.run(graph.graph, ctx).passes[0].changes
+        if more:
+            problems.append(f"a second run changes the graph {more} more times")
+    if not found.ok():
+        problems.append(found.explain())
+    if problems:
+        raise AssertionError(f"Pass {name!r}:\n" + "\n".join(problems))
+    return found
 
 
 def check_rule(rule: Rule, inputs: Mapping[str, Any] | Sequence[Any]) -> Comparison:
@@ -151,16 +176,16 @@ def check_rule(rule: Rule, inputs: Mapping[str, Any] | Sequence[Any]) -> Compari
     def pattern(**tensors: Any) -> Any:
         return rule.pattern(**tensors, **given)
 
+    entries = plan(CompilationConfig()).entries
+
     class RuleUnderTest(FusionPass):
         name = "rule_under_test"
+        requires = tuple(e.name for e in entries if e.pass_.phase is Phase.CANONICALIZE)
 
         def rules(self, ctx: PassContext) -> Sequence[Rule]:
             return (rule,)
 
-    alone = ["default", f"+{RuleUnderTest.name}"]  # beside the canonicalisation that level=1 keeps
-    config = CompilationConfig(backend="fx", passes=alone, level=1)
-    config.register_pass(RuleUnderTest)
-    return _check(RuleUnderTest.name, pattern, tensors, config, 1, (), ())
+    return check_pass(RuleUnderTest, pattern, tensors, changes=1)
 
 
 @dataclass
@@ -188,42 +213,6 @@ class _Watch:
 
     def end(self, graph: Graph, record: GraphRecord) -> None:
         self.final.append(_copy(graph))
-
-
-def _check(
-    name: str,
-    model: Callable[..., Any],
-    inputs: Inputs,
-    config: CompilationConfig,
-    changes: int,
-    gone: Sequence[object],
-    new: Sequence[object],
-) -> Comparison:
-    watch = _Watch(name)
-    found = compare(model, inputs, config, instruments=[watch])
-    record = next(p for p in found.report.passes if p.name == name)
-    if record.status != "ran":
-        raise AssertionError(f"Pass {name!r} {record.status}: {record.reason}")
-    problems = []
-    if record.changes != changes:
-        problems.append(str(unexpected(found.report, name, f"{changes} were expected")))
-    before = _ops(watch.before_pass)
-    after = _ops(graph for graph, _ in watch.after_pass)
-    problems += [f"{op} was not in the graph before" for op in gone if not _is_in(op, before)]
-    problems += [f"{op} is still in the graph" for op in gone if _is_in(op, after)]
-    problems += [f"{op} was in the graph before" for op in new if _is_in(op, before)]
-    problems += [f"{op} is not in the graph" for op in new if not _is_in(op, after)]
-    entry = next(e for e in plan(config).entries if e.name == name)
-    again = PassManager(Plan((entry,)), inductor.engine(), strict=True)
-    for graph, ctx in watch.after_pass:
-        more = again.run(graph.graph, ctx).passes[0].changes
-        if more:
-            problems.append(f"a second run changes the graph {more} more times")
-    if not found.ok():
-        problems.append(found.explain())
-    if problems:
-        raise AssertionError(f"Pass {name!r}:\n" + "\n".join(problems))
-    return found
 
 
 def _copy(graph: Graph) -> GraphModule:

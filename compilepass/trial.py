@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .comparison import Comparison, compare
-from .compile import Backend
+from .compile import plan
 from .config import CompilationConfig, use_config
 from .models import Target, build
 from .ops import check_policy_names
@@ -71,7 +71,7 @@ def run_trial(
 
     Raises what :func:`build` and :func:`compare` raise.
     """
-    Backend(config)  # says what is wrong with the configuration before anything takes time
+    plan(config)  # says what is wrong with the passes before anything takes time
     on_stage(f"building {target.where}")
     with use_config(config):
         model, inputs = build(target)

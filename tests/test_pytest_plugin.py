@@ -1,4 +1,7 @@
-"""The plugin in a project of its own: what a test of a user sees."""
+"""The plugin in a project of its own: what a test of a user sees.
+
+In processes of their own, since pytester forgets what was imported, and torch cannot load twice.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def test_unequal_counts(compilepass_policies):
     compilepass_policies(Block, (x,), ["none", "all"], same_counts=True)
 """
     )
-    result = pytester.runpytest("-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
         ["*AssertionError: fuse_add_rms_norm matches {'none': 1, 'all': 0}*"]
@@ -60,13 +63,13 @@ class Wrong(cp.Pass):
             node.args = (*node.args[:2], 0.5)
         return len(norms)
 
-def test_wrong(monkeypatch):
+def test_wrong():
     config = cp.CompilationConfig()
     config.register_pass(Wrong)
     with cp.use_config(config):
         assert_policies_agree(lambda: RMSNorm(32), (x / 9,), ["none", "all"], passes="none,+wrong")
 """
     )
-    result = pytester.runpytest("-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*Under the policy 'all'*", "*out of bound: output (float32)*"])

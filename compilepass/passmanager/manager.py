@@ -1,7 +1,8 @@
 """Run a plan over graphs: a plain loop, with everything else as instruments around it.
 
 An instrument sees the graph before and after each pass (timing is the manager's own). A pass that
-raises, or that leaves the graph invalid, is undone: the graph is restored from a snapshot.
+raises, or that leaves the graph invalid, is undone: the graph is restored from a snapshot. A rule
+that raises is left out, and the other rules of its pass stand.
 """
 
 from __future__ import annotations
@@ -140,7 +141,9 @@ class PassManager:
         changes = sum(r.count for r in results)
         errors: list[Exception] = [r.error for r in results if r.error is not None]
         errors += [PassError(r.wrong) for r in results if r.wrong]
-        if errors:
+        if errors and self._strict:
+            raise errors[0]
+        if errors:  # the edits of the other rules stand
             return self._failed(pass_, here.graph, errors[0], changes, found)
         if rules and not ctx.is_inference and not any(r.training for r in rules):
             return PassRecord(pass_.name, "skipped", _TRAINING.message, rules=found)

@@ -31,8 +31,8 @@ class Report:
 
     @property
     def matches(self) -> dict[str, int]:
-        """Changes per pass that ran in any graph, in the order of the plan."""
-        ran = {p.name for g in self.graphs for p in g.passes if p.status == "ran"}
+        """Changes per pass that ran in any graph, if only in part, in the order of the plan."""
+        ran = {p.name for g in self.graphs for p in g.passes if p.status == "ran" or p.changes}
         return {p.name: p.changes for p in self.passes if p.name in ran}
 
     @property

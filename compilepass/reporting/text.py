@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from .records import NearMiss
     from .report import Report
 
 __all__ = ["plain", "render"]
@@ -33,7 +34,7 @@ def render(report: Report) -> Iterator[RenderableType]:
     total = sum(report.matches.values())
     cached = ", from the cache" if report.from_cache else ""
     graphs = len(report.graphs)
-    yield f"[bold]{total} changes in {graphs} graph{'s' * (graphs != 1)}{cached}[/bold]"
+    yield f"[bold]{_plural(total, 'change')} in {_plural(graphs, 'graph')}{cached}[/bold]"
     if report.default_config:
         yield "No configuration was given or active: the default one applied."
     if report.ops:
@@ -44,10 +45,24 @@ def render(report: Report) -> Iterator[RenderableType]:
         yield _matches(report)
     if report.near_misses:
         yield "[bold]Nearly matched[/bold]"
-        for near in report.near_misses:
-            yield escape(str(near))
+        for first, *others in _same_place(report.near_misses):
+            yield escape(str(first))
+            if others:
+                yield escape(f"  also: {', '.join(n.rule for n in others)}")
     for note in report.notes:
         yield f"[yellow]note[/yellow] {escape(note.source)}: {escape(note.message)}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def _same_place(near_misses: Iterable[NearMiss]) -> list[list[NearMiss]]:
+    """Near misses of one pass at one node together, the one that got furthest first."""
+    groups: dict[tuple[str, str], list[NearMiss]] = {}
+    for near in near_misses:
+        groups.setdefault((near.pass_name, near.blocker or near.rule), []).append(near)
+    return list(groups.values())
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from torch.fx import Node
 
+from ..kernels import find
 from .canonical import Canonical
 from .match import Failure, Unifier
 from .rule import Pattern, below
@@ -21,30 +22,38 @@ from .term import Term
 
 __all__ = ["Candidates"]
 
+#: arithmetic that is everywhere, and may well be what a candidate lacks
+_COMMON = frozenset(["add", "sub", "mul", "div", "neg", "cast", "slice", "reciprocal"])
+
 
 @dataclass(frozen=True)
 class Candidates:
-    """The values of a graph that the signature operation of ``pattern`` may stand for."""
+    """The values of a graph that the signature operations of ``pattern`` may stand for.
+
+    There are two where several operations are equally rare: the one nearest to the output and the
+    one nearest to the inputs, so that a difference between them is seen from both sides.
+    """
 
     pattern: Pattern
-    signature: Term
-    found: tuple[Term, ...]
+    signatures: tuple[tuple[Term, tuple[Term, ...]], ...]
 
     @classmethod
     def of(cls, pattern: Pattern, canonical: Canonical) -> Candidates | None:
         """The candidates in the graph as it is; ``None`` if it has no operation of the pattern."""
-        often = Counter(t.op for t in pattern.operations)
-        found: dict[Term, list[Term]] = {}
-        for term in reversed(pattern.operations):  # of equals, the one nearest to the output
-            there = [t for t in canonical.by_op.get(term.op, ()) if t.dtype == term.dtype]
-            if there:
-                found[term] = there
+        found = _there(pattern, canonical, common=False) or _there(pattern, canonical, common=True)
         if not found:
             return None
         if len(found) > 1:
             found.pop(pattern.root, None)  # each of those is tried anyway
-        rarest = min(found, key=lambda t: (often[t.op], len(found[t])))
-        return cls(pattern, rarest, tuple(found[rarest]))
+        often = Counter(t.op for t in pattern.operations)
+        rank = {t: (often[t.op], len(found[t])) for t in found}
+        rarest = [t for t in found if rank[t] == min(rank.values())]
+        ends = dict.fromkeys((rarest[-1], rarest[0]))
+        return cls(pattern, tuple((t, found[t]) for t in ends))
+
+    @property
+    def found(self) -> tuple[Term, ...]:
+        return self.signatures[0][1]
 
     def misses(self, canonical: Canonical, fused: set[Node]) -> Iterator[Failure]:
         """How far the pattern goes at each candidate that still is there, one per source line.
@@ -52,17 +61,31 @@ class Candidates:
         Values of the calls in ``fused`` are none.
         """
         told: set[object] = set()
-        for term in self.found:
-            if any(n._erased or n in fused for n in term.owners):
-                continue
-            line = term.owners[0].meta.get("stack_trace") if term.owners else None
-            if line is not None:
-                if (line, term.shape) in told:
+        for signature, found in self.signatures:
+            for term in found:
+                if any(n._erased or n in fused for n in term.owners):
                     continue
-                told.add((line, term.shape))
-            failure = _Attempt(self.pattern, canonical).at(self.signature, term)
-            if failure is not None:
-                yield failure
+                line = term.owners[0].meta.get("stack_trace") if term.owners else None
+                key = (signature, line, term.shape)
+                if line is not None and key in told:
+                    continue
+                told.add(key)
+                attempt = _Attempt(self.pattern, canonical)
+                failure = attempt.at(signature, term)
+                if failure is not None and not attempt.is_one_kernel:
+                    yield failure
+
+
+def _there(pattern: Pattern, canonical: Canonical, *, common: bool) -> dict[Term, tuple[Term, ...]]:
+    """The pattern's operations that the graph has, each with the values it computes there."""
+    found = {}
+    for term in pattern.operations:
+        if (term.op in _COMMON) is common:
+            values = canonical.by_op.get(term.op, ())
+            there = tuple(t for t in values if t.dtype == term.dtype)
+            if there:
+                found[term] = there
+    return found
 
 
 class _Attempt:
@@ -72,6 +95,13 @@ class _Attempt:
         self._pattern, self._canonical = pattern, canonical
         self._unifier = Unifier()
         self._skipped: set[Term] = set()
+
+    @property
+    def is_one_kernel(self) -> bool:
+        """Whether all that matched is a part of one kernel call: another rule has been here."""
+        terms = [t for p, t in self._unifier.terms.items() if p.op not in ("input", "const")]
+        owners = {node for t in terms for node in t.owners}
+        return len(terms) > 1 and len(owners) == 1 and find(owners.pop().target) is not None
 
     def at(self, signature: Term, found: Term) -> Failure | None:
         """The first place that differs, with the number of operations that fit around it."""
@@ -85,7 +115,9 @@ class _Attempt:
                 return gap
         failure = self._upwards()
         first = gap or failure
-        return replace(first, matched=self._unifier.matched) if first is not None else None
+        if first is None:
+            return None
+        return replace(first, matched=min(self._unifier.matched, self._pattern.wanted - 1))
 
     def _upwards(self) -> Failure | None:
         bound = self._unifier.terms

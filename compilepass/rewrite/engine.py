@@ -259,6 +259,7 @@ class Session:
             return False
         made = self._rewrite(site, refusal) if isinstance(site, Site) else site
         if isinstance(made, Reject):
+            made = made.at(anchor.node or next(iter(anchor.owners), None))
             result.refusals[made.code] += 1
             if made.code == _FUSED:
                 result._fused.update(anchor.owners)

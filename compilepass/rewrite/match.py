@@ -76,6 +76,9 @@ class Unifier:
         self.failure: Failure | None = None
 
     def match(self, pattern: Term, found: Term) -> Bindings | None:
+        """Match from the pattern's output; ``failure`` says why not, if it came past the first."""
+        if pattern.op in _COMMUTES and not self._may_commute(pattern, found):
+            return None
         if not self._all(((pattern, found, found), None)):
             return None
         return Bindings(self._terms, self._dims, self._numbers)
@@ -153,6 +156,14 @@ class Unifier:
             return not t.is_const and p.dtype == t.dtype
         return p.op == t.op and p.dtype == t.dtype
 
+    def _may_commute(self, p: Term, t: Term) -> bool:
+        if len(p.args) != 2 or len(t.args) != 2:
+            return True
+        return any(
+            self._may_match(p.args[0], args[0]) and self._may_match(p.args[1], args[1])
+            for args in (t.args, t.args[::-1])
+        )
+
     def _undo(self, length: int, dims: dict[str, Size], numbers: dict[str, Any]) -> None:
         for term in self._order[length:]:
             self._terms.pop(term, None)
@@ -173,6 +184,7 @@ class Unifier:
         if reached > self._furthest:
             self._furthest = reached
             matched = sum(1 for q in self._order if q.op != "input" and q is not p)
+            matched -= p.op in ("input", "const")  # then its user is what does not fit
             self.failure = Failure(code, p, t, expected, actual, what, user, matched)
         return False
 
@@ -197,7 +209,7 @@ class Unifier:
         """Operation, dtype and shape of one value."""
         if p.op != "input":
             if p.op != t.op:
-                return self._fail("op", p, t, p.op, t.op)
+                return self._fail("op", p, t)
             if len(p.args) != len(t.args):
                 return self._fail("arity", p, t, len(p.args), len(t.args))
         elif t.is_const:
@@ -259,6 +271,8 @@ class Unifier:
                 continue
             groups = align(want, have, self._dims)
             if groups is None:
+                if kind == "reduction" and p.param("dim") != t.param("dim"):
+                    return self._fail("dim", p, t, p.param("dim"), t.param("dim"))
                 return self._fail("shape", p, t, self._known(want), have)
             if len(want) == len(p.seen[0] or ()) and not self._along(p, t, have, groups, kind):
                 return False
@@ -295,24 +309,27 @@ class Unifier:
             if name == skip:
                 continue
             if name not in found:
-                return self._fail("keyword", p, t, want, None, name)
+                return self._fail("keyword", p, t, want, "nothing", name)
             if not self._value(want, found[name]):
                 numbers = _is_number(want) and _is_number(found[name])
                 code = "literal" if numbers and not _is_default(t, name, want) else "keyword"
                 return self._fail(code, p, t, want, found[name], name)
         for name in found.keys() - {k for k, _ in p.params}:
-            return self._fail("keyword", p, t, None, found[name], name)
+            return self._fail("keyword", p, t, "nothing", found[name], name)
         return True
 
     # -- numbers -------------------------------------------------------------------------------
 
     def _number(self, p: Term, t: Term, user: Term) -> bool:
         """Match a literal operand; a tensor that holds one number is known only at run time."""
+        want = p.value
         if t.is_const:
-            return self._value(p.value, t.value) or self._fail(
-                "literal", p, t, p.value, t.value, user=user
-            )
-        return self._fail("scalar" if t.shape == () else "op", p, t, p.value, t.op, user=user)
+            if self._value(want, t.value):
+                return True
+            bound = self._numbers.get(want.name, want) if isinstance(want, Variable) else want
+            return self._fail("literal", p, t, bound, t.value, user=user)
+        want = "a number" if isinstance(want, Variable) else want
+        return self._fail("scalar" if t.shape == () else "op", p, t, want, t, user=user)
 
     def _value(self, want: Any, have: Any) -> bool:
         if isinstance(want, Variable):

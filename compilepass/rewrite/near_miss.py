@@ -19,6 +19,18 @@ __all__ = ["describe_failure", "describe_reject"]
 
 _SHOWN = 4  # neighbours of the blocker
 
+#: for refusals that say nothing themselves
+_HINTS = {
+    "scalar": "Keep the number in an attribute of the module, or compile with dynamic=None.",
+    "device": "Move the values to one device.",
+    "guard": "Write the pattern without a branch on sizes, or add a rule for the other sizes.",
+    "cycle": "Split the rule, so that each replacement needs no output of its own.",
+    "kernel_unavailable": "Install or register a kernel for this device; native code runs.",
+    "kernel_declined": "Bring the inputs to what the kernel takes; native code runs.",
+    "check": "The rule itself refuses this site; see its check.",
+    "error": "This is for the author of the rule to correct.",
+}
+
 
 def describe_failure(pattern: Pattern, failure: Failure, canonical: Canonical) -> NearMiss:
     """The near miss for a candidate that does not have the pattern's form."""
@@ -30,8 +42,8 @@ def describe_failure(pattern: Pattern, failure: Failure, canonical: Canonical) -
         code=failure.code,
         message=f"{REJECT_CODES[failure.code]}{what}",
         blocker=_node_text(node),
-        expected=_text(failure.expected if failure.expected is not None else failure.pattern),
-        found=_text(failure.actual if failure.actual is not None else failure.found),
+        expected=_expected(failure),
+        found=_found(failure),
         source=source_of(node),
         hint=_hint(failure),
         matched=failure.matched,
@@ -51,11 +63,28 @@ def describe_reject(pattern: Pattern, reject: Reject) -> NearMiss:
         expected=reject.expected,
         found=reject.found,
         source=source_of(reject.node),
-        hint=reject.hint,
+        hint=reject.hint or _HINTS.get(reject.code, ""),
         matched=pattern.wanted,
         wanted=pattern.wanted,
         around=_around(reject.node),
     )
+
+
+def _expected(failure: Failure) -> str:
+    if failure.code == "binding":
+        return _name(failure.expected)
+    return _text(failure.expected if failure.expected is not None else failure.pattern)
+
+
+def _found(failure: Failure) -> str:
+    if failure.code == "binding":
+        return _name(failure.actual)
+    return _text(failure.actual if failure.actual is not None else failure.found)
+
+
+def _name(term: Term) -> str:
+    node = _node_of(term)
+    return node.name if node is not None else _text(term)
 
 
 def _node_of(term: Term) -> Node | None:
@@ -83,14 +112,28 @@ def _text(value: Any) -> str:
     if isinstance(value, Term):
         if value.is_const:
             return str(value.value)
-        return "a tensor" if value.op in ("input", "leaf") else value.op
+        if value.op in ("input", "leaf"):
+            return "a tensor"
+        if value.op == "getitem":
+            return value.args[0].op
+        return value.op + _unusual(value)
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     return str(value).replace("$", "")
 
 
+def _unusual(term: Term) -> str:
+    """The arguments of a call that are not at their defaults, such as ``(alpha=2)``."""
+    schema = getattr(term.owners[0].target, "_schema", None) if term.owners else None
+    if schema is None:
+        return ""
+    defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    given = [f"{k}={v}" for k, v in term.params if k in defaults and v != defaults[k]]
+    return f"({', '.join(given)})" if given else ""
+
+
 def _hint(failure: Failure) -> str:
-    expected, found = _text(failure.expected), _text(failure.actual)
+    expected, found = _expected(failure), _found(failure)
     hints = {
         "op": f"Compute this with {expected}, as the rule does, or add a rule for this form.",
         "arity": f"The rule takes {expected} operands here; add a rule for {found}.",
@@ -100,7 +143,7 @@ def _hint(failure: Failure) -> str:
         "dim": "The rule works along another dimension; move it there.",
         "literal": f"Use {expected}, or make the number a parameter of the rule, so that any "
         "value matches.",
-        "keyword": f"Leave {failure.what} at {expected}; the replacement would ignore it.",
+        "keyword": f"The replacement would ignore {failure.what}: leave it at its default.",
         "binding": "Use the same value in both places; the replacement takes it once.",
         "scalar": "The number is a tensor in this graph (dynamic=True makes a float argument one): "
         "keep it in an attribute of the module, or compile with dynamic=None.",

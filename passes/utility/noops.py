@@ -32,21 +32,29 @@ class EliminateNoops(Pass):
     def run(self, graph: Graph, ctx: PassContext) -> int:
         changes = 0
         for node in list(graph.nodes):
-            if node.op != "call_function" or not isinstance(node.args[:1], tuple) or not node.args:
-                continue
-            source = node.args[0]
-            if not isinstance(source, Node) or not isinstance(source.meta.get("val"), torch.Tensor):
-                continue
-            if _is_noop(node, source) and not _would_alias_output(node, source):
-                node.replace_all_uses_with(source)
-                graph.erase_node(node)
-                changes += 1
-            elif _is_reshape_of_reshape(node, source):
+            source = _source(node)
+            while source is not None:
+                if _is_noop(node, source) and not _would_alias_output(node, source):
+                    node.replace_all_uses_with(source)
+                    graph.erase_node(node)
+                    changes += 1
+                    break
+                if not _is_reshape_of_reshape(node, source):
+                    break
                 node.replace_input_with(source, source.args[0])
                 if not source.users:
                     graph.erase_node(source)
                 changes += 1
+                source = _source(node)  # which it may now give back
         return changes
+
+
+def _source(node: Node) -> Node | None:
+    """The tensor that an operation takes first."""
+    source = node.args[0] if node.op == "call_function" and node.args else None
+    if isinstance(source, Node) and isinstance(source.meta.get("val"), torch.Tensor):
+        return source
+    return None
 
 
 def _is_noop(node: Node, source: Node) -> bool:

@@ -144,9 +144,9 @@ def test_too_few_matches_are_an_error_with_the_near_miss() -> None:
     with pytest.raises(ExpectationError) as error:
         fast(*inputs())
     assert error.value.what == "Pass 'fuse_add_rms_norm' matched 0 times, and expect says 1."
-    (near,) = [n for n in cp.report(fast).near_misses if n.pass_name == "fuse_add_rms_norm"]
-    assert near.code == "extra_user"
-    assert error.value.why == str(near)
+    near = [n for n in cp.report(fast).near_misses if n.pass_name == "fuse_add_rms_norm"]
+    assert near[0].code == "extra_user"
+    assert error.value.why == "\n".join(map(str, near))
     fast(*inputs())  # told once
 
 
@@ -309,7 +309,10 @@ def test_a_copy_of_a_compiled_model_works_with_its_own_weights(copied: Any, when
         other.linear.bias.fill_(3.0)
     close(other(*args), args[0] + args[1] + 3.0)
     close(fast(*args), fast._orig_mod(*args))
-    assert cp.report(other).matches["fuse_add_rms_norm"] >= 1
+    for model in (fast, other):
+        assert cp.report(model).matches["fuse_add_rms_norm"] == 1
+    if copied is copy.deepcopy:
+        assert [op.name for op in cp.report(other).ops] == ["rms_norm"]
 
 
 # Numbers
@@ -351,7 +354,7 @@ def test_float_arguments_stay_dynamic_and_near_misses_say_so() -> None:
         close(fast(*args, eps), norm(*args, eps))
     found = cp.report(fast)
     assert found.matches["fuse_add_rms_norm"] == 0
-    assert [n.code for n in found.near_misses if n.pass_name == "fuse_add_rms_norm"] == ["scalar"]
+    assert {n.code for n in found.near_misses if n.pass_name == "fuse_add_rms_norm"} == {"scalar"}
 
 
 # Training

@@ -45,7 +45,7 @@ def graph(name: str, *passes: PassRecord, backward: bool = False) -> GraphRecord
 
 
 def fused(*sites: MatchRecord, near: NearMiss | None = None, ms: float = 1.5) -> PassRecord:
-    rules = (RuleRecord("norm (norm.py:7)", sites, near, refused=1),)
+    rules = (RuleRecord("norm (norm.py:7)", sites, near, refused=1, candidates=4),)
     return PassRecord("fuse_norm", "ran", changes=len(sites), ms=ms, rules=rules)
 
 
@@ -74,9 +74,9 @@ fuse_norm  ran             3  1.5
 fuse_more  disabled                '-fuse_more' in passes
 mine       failed                  ValueError: [no] luck
 Matches
-pass       rule              count  at
-fuse_norm  norm (norm.py:7)      3  2 × model.py:9 in forward: self.norm(x)
-                                    kernel_3
+pass       rule              count  of  at
+fuse_norm  norm (norm.py:7)      3   4  2 × model.py:9 in forward: self.norm(x)
+                                        kernel_3
 Nearly matched
 fuse_norm, norm (norm.py:7): a number differs from the one in the pattern [literal; 3 of 5 matched]
   blocker: add_1 = aten.add.Tensor

@@ -15,6 +15,7 @@ from torch import Tensor
 from compilepass.kernels import native
 from compilepass.rewrite import Match, Reject, Rule
 
+from .golden import golden, text_of
 from .one_rule import apply
 
 ROWS = {"x": ("T", "H"), "y": ("T", "H")}
@@ -148,7 +149,7 @@ CASES = [
     Case("mean_of_columns_as_rows", "dim", SHAPES["mean"], lambda x: x - x.mean(0)[:, None], (t(64, 64),)),
     Case("mean_of_rows_along_columns", "broadcast", SHAPES["mean"], by_mean_of_rows_given_as_a_column, (t(64, 64),)),
     Case("mean_of_the_transposed", "binding", SHAPES["mean"], lambda x: x - x.t().mean(-1, keepdim=True), (t(64, 64),)),
-    Case("mean_of_all", "shape", SHAPES["mean"], lambda x: x - x.mean(), (t(64, 64),)),
+    Case("mean_of_all", "dim", SHAPES["mean"], lambda x: x - x.mean(), (t(64, 64),)),
     Case("mean_of_the_middle", "dim", SHAPES["mean"], lambda x: x - x.mean(1, keepdim=True), (t(64, 64, 64),)),
     Case("mean_of_columns_dynamic", "dim", SHAPES["mean"], lambda x: x - x.mean(0, keepdim=True), (t(64, 64),), True),
     Case("weight_along_columns", "broadcast", SHAPES["weight"], lambda x, w: torch.relu(x * w[:, None]), (t(64, 64), t(64))),
@@ -197,6 +198,8 @@ def test_refused_with_its_code_and_left_as_it_was(case: Case) -> None:
     assert applied.unchanged
     assert applied.near is not None
     assert applied.near.code == case.code, applied.near
+    assert applied.near.blocker
+    assert text_of(applied.near) == golden("refusals", case.name)
     torch.testing.assert_close(applied.output, case.fn(*case.args), rtol=0, atol=0)
 
 
