@@ -1,0 +1,47 @@
+"""Models of the transformers library, two layers each with random weights: what they come to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from .capture import compiled
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 128,
+    "pad_token_id": 0,
+}
+MODELS = {
+    "Llama": {"rms_norm": 1, "fused_add_rms_norm": 4, "silu_mul": 2},
+    # norms after attention and feed-forward too: half of them follow no addition
+    "Gemma2": {"rms_norm": 5, "fused_add_rms_norm": 4, "gelu_mul": 2},
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("family", MODELS)
+def test_model_reaches_its_kernels(family: str, dynamic: bool) -> None:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**SMALL)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval().bfloat16()
+    ids = torch.randint(0, SMALL["vocab_size"], (2, 8))
+
+    def logits(ids: torch.Tensor) -> Any:
+        return model(input_ids=ids, use_cache=False).logits
+
+    with torch.no_grad():
+        done = compiled(logits, (ids,), dynamic=dynamic)
+        eager = logits(ids)
+    assert done.kernels == MODELS[family]
+    assert done.changes_again == 0
+    torch.testing.assert_close(done.result, eager, rtol=0, atol=0.05)
