@@ -26,5 +26,5 @@ def test_the_second_of_two_equal_rules_finds_everything_done() -> None:
     model = compile_with_rules(rms_norm_llama, rule(), rule())
     model(torch.randn(5, 16), torch.randn(16))
     (graph,) = cp.report(model).graphs
-    counts = [len(r.matches) for p in graph.passes for r in p.rules]
+    counts = [len(r.sites) for p in graph.passes for r in p.rules]
     assert counts == [1, 0]
