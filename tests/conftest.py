@@ -6,8 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from compilepass.config import cache_dir
+
+# `--hypothesis-profile=thorough` searches on, from a new seed that a failure prints
+settings.register_profile(
+    "default", deadline=None, max_examples=40, derandomize=True, print_blob=True
+)
+settings.register_profile("thorough", deadline=None, max_examples=3000, print_blob=True)
+settings.load_profile("default")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -158,7 +158,7 @@ class Emitter:
         try:
             recording = record(
                 run,
-                dict(zip(match.inputs, vals, strict=True)),
+                dict(zip(match.inputs, _apart(vals, mode), strict=True)),
                 {**match.numbers, **rule.fixed},
                 mode=mode,
                 decompositions={},
@@ -366,6 +366,14 @@ def _own_value(call: Call, node: Node, mode: FakeTensorMode, heirs: dict[Call, A
     if not isinstance(val, (tuple, list)):
         return _fresh(val, mode)
     return tuple(parts[i] if i in parts else _fresh(v, mode) for i, v in enumerate(val))
+
+
+def _apart(vals: list[Any], mode: FakeTensorMode) -> list[Any]:
+    """``vals`` with a tensor of its own for each: at another site they are different values.
+
+    A recorder tells its inputs by identity, so ``x + x`` would be recorded with one input only.
+    """
+    return [_fresh(v, mode) if any(v is w for w in vals[:i]) else v for i, v in enumerate(vals)]
 
 
 def _fresh(value: Any, mode: FakeTensorMode) -> Any:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -247,11 +248,11 @@ def silu_in_half_precision(t: Term, b: Builder) -> Term | None:
     negative = grown.args[0]
     if negative.op != "neg" or negative.args[0] is not x:
         return None
-    wide: dict[str, Any] = {"like": t, "dtype": torch.float32}
-    x32 = b.make("cast", (x,), (("dtype", torch.float32),), **wide)
-    exp32 = b.make("exp", (b.make("neg", (x32,), **wide),), **wide)
-    below32 = b.make("add", (exp32, const(1)), below.params, seen=(t.shape, None), **wide)
-    quotient = b.make("div", (x32, below32), t.params, **wide)
+    wide = partial(b.make, like=t, dtype=torch.float32)
+    x32 = wide("cast", (x,), (("dtype", torch.float32),))
+    exp32 = wide("exp", (wide("neg", (x32,)),))
+    below32 = wide("add", (exp32, const(1)), below.params, seen=(t.shape, None))
+    quotient = wide("div", (x32, below32), t.params)
     inside = (below, grown, negative)
     return b.make("cast", (quotient,), (("dtype", t.dtype),), like=t, absorb=inside)
 
@@ -271,7 +272,7 @@ def clamp_is_two_bounds(t: Term, b: Builder) -> Term | None:
 
 @equivalence("addmm")
 def addmm_is_mm_and_add(t: Term, b: Builder) -> Term | None:
-    """``addmm(bias, a, b)`` is ``a @ b + bias`` where alpha and beta are 1."""
+    """``addmm(bias, a, b)`` is ``a @ b + bias`` where alpha and beta are 1 (inexact)."""
     if t.param("alpha") != 1 or t.param("beta") != 1:
         return None
     bias, left, right = t.args

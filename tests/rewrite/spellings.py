@@ -484,6 +484,19 @@ def residual_stream(x: Tensor, r: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor,
     return rms_norm_llama(total, v), total
 
 
+@spelling("x r w v", {"fused_add_rms_norm": 2})
+def sum_with_itself_and_with_another(
+    x: Tensor, r: Tensor, w: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    return rms_norm_llama(x + x, w), rms_norm_llama(x + r, v)
+
+
+@spelling("x r w v", {"fused_add_rms_norm": 1, "rms_norm": 1})
+def two_norms_of_one_sum(x: Tensor, r: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    total = x + r
+    return rms_norm_llama(total, w), rms_norm_llama(total, v)
+
+
 @spelling("x w m n", {"rms_norm_dynamic_int8_quant": 1})
 def norm_quantised_for_three(x: Tensor, w: Tensor, m: Tensor, n: Tensor) -> tuple[Tensor, ...]:
     normed = rms_norm_llama(x, w)
