@@ -158,7 +158,7 @@ class Backend:
         return compiled
 
     def reset(self) -> None:
-        """Called by ``torch._dynamo.reset()``: what is compiled again replaces its old record."""
+        """Dynamo calls this when it is reset: what is compiled again replaces its old record."""
         with self._lock:
             for slot in self._all_slots():
                 slot.frame = None

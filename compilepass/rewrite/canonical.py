@@ -9,21 +9,32 @@ enabled or not).
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-import sympy
 import torch
 from torch.fx import Graph, Node
 
 from .equivalences import EQUIVALENCES
+from .operations import (
+    OPERAND_SLOTS,
+    PROMOTING,
+    REDUCTIONS,
+    VIEWS,
+    is_number,
+    keeps_order,
+    normal_params,
+    op_name,
+    plain,
+    schema_slots,
+    widened,
+)
 from .record import Call
-from .term import Shape, Term, const, product, same, size_of
+from .term import Shape, Term, const, size_of
 
-__all__ = ["Canonical", "Expand", "Operand", "kind_of"]
+__all__ = ["Canonical", "Expand", "Operand"]
 
 Source = Node | Call
 
@@ -38,84 +49,6 @@ class Operand(NamedTuple):
 
 
 Expand = Callable[..., tuple[list[Term], list[Term]] | None]
-
-_VIEWS = frozenset(
-    [
-        "reshape",
-        "view",
-        "_unsafe_view",
-        "squeeze",
-        "unsqueeze",
-        "alias",
-        "detach",
-        "clone",
-        "contiguous",
-        "lift_fresh_copy",
-        "flatten",
-    ]
-)
-_REDUCTIONS = frozenset(
-    ["mean", "sum", "amax", "amin", "prod", "any", "all", "argmax", "argmin", "var", "std"]
-)
-_ALONG = frozenset(
-    [
-        "slice",
-        "select",
-        "cat",
-        "split",
-        "split_with_sizes",
-        "_softmax",
-        "softmax",
-        "cumsum",
-        "index_select",
-        "gather",
-        "unbind",
-        "sort",
-        "topk",
-    ]
-)
-_NAMES = {
-    "convert_element_type": "cast",
-    "clamp_min": "clamp_min",
-    "true_divide": "div",
-    "multiply": "mul",
-}
-_OPERAND_SLOTS = frozenset({"other", "exponent"})
-_PROMOTING = frozenset(["add", "sub", "mul", "div", "maximum", "minimum"])
-_WIDENING = {
-    torch.bfloat16: {torch.float32, torch.float64},
-    torch.float16: {torch.float32, torch.float64},
-    torch.float32: {torch.float64},
-    torch.int8: {torch.int16, torch.int32, torch.int64, torch.float32, torch.float64},
-}
-_kinds: dict[str, str] = {
-    **dict.fromkeys(_REDUCTIONS, "reduction"),
-    **dict.fromkeys(_ALONG, "along"),
-    **dict.fromkeys(
-        ["cast", "neg", "exp", "add", "mul", "div", "reciprocal", "rsqrt", "sqrt"], "pointwise"
-    ),
-}
-
-
-def kind_of(op: str) -> str:
-    """How an operation treats shapes: ``pointwise``, ``reduction``, ``along`` a dim, ``exact``."""
-    return _kinds.get(op, "exact")
-
-
-@functools.cache
-def _schema_slots(op: Any) -> tuple[tuple[str, Any], ...]:
-    return tuple((a.name, a.default_value) for a in op._schema.arguments)
-
-
-@functools.cache
-def _op_name(op: Any) -> str:
-    if op.namespace not in ("aten", "prims"):
-        return str(op)
-    packet: str = op.overloadpacket.__name__
-    name = _NAMES.get(packet, packet)
-    if torch.Tag.pointwise in op.tags:
-        _kinds.setdefault(name, "pointwise")
-    return name
 
 
 class Canonical:
@@ -324,7 +257,7 @@ class Canonical:
             if out is not None:
                 self._leaf(node)
             return
-        name = _op_name(op)
+        name = op_name(op)
         args = tuple(o.term for o in operands if o.term is not None)
         seen = tuple(o.shape for o in operands)
         if out is not None and self._looks_through(node, name, operands, params, out):
@@ -333,15 +266,15 @@ class Canonical:
         raw = Term(
             name,
             args,
-            _normal_params(name, params, seen),
+            normal_params(name, params, seen),
             shape=shape,
             dtype=out.dtype if out is not None else None,
             seen=seen,
             owners=() if isinstance(node, Call) else (node,),
         )
-        if name in _PROMOTING and out is not None:
+        if name in PROMOTING and out is not None:
             raw = self._promote(raw)
-        if name in _REDUCTIONS and out is not None:
+        if name in REDUCTIONS and out is not None:
             raw = self._reduce_in_dtype(raw)
         term = self._canonical(raw)
         if term.node is not None or any(term is a for a in args):  # it is a value that exists
@@ -365,11 +298,11 @@ class Canonical:
         """The tensor operands, and the other arguments by name, defaults filled in."""
         operands: list[Operand] = []
         params: list[tuple[str, Any]] = []
-        for i, (name, default) in enumerate(_schema_slots(node.target)):
+        for i, (name, default) in enumerate(schema_slots(node.target)):
             value = node.args[i] if i < len(node.args) else node.kwargs.get(name, default)
             if isinstance(value, (Node, Call)):
                 val = value.meta.get("val")
-                if isinstance(val, torch.Tensor) or not _is_number(val):
+                if isinstance(val, torch.Tensor) or not is_number(val):
                     shape = _shape(val) if isinstance(val, torch.Tensor) else None
                     operands.append(Operand(name, self._terms.get(value), shape, value))
                     continue
@@ -384,8 +317,8 @@ class Canonical:
                     operands.append(Operand(name, self._terms.get(v), shape, v))
                 params.append((name, tuple(v is not None for v in value)))
                 continue
-            value = _plain(value)
-            if name in _OPERAND_SLOTS and _is_number(value):
+            value = plain(value)
+            if name in OPERAND_SLOTS and is_number(value):
                 operands.append(Operand(name, const(value), None, None))
             else:
                 params.append((name, value))
@@ -405,9 +338,9 @@ class Canonical:
         _, term, seen, source = operands[0]
         if term is None or seen is None or source is None:
             return False
-        if (name in _VIEWS and out.dtype == term.dtype) or (
+        if (name in VIEWS and out.dtype == term.dtype) or (
             name in ("expand", "permute", "slice", "transpose", "t")
-            and (_keeps_order(name, seen, _shape(out), dict(params)))
+            and (keeps_order(name, seen, _shape(out), dict(params)))
         ):
             self._alias(node, term, source)
             return True
@@ -417,7 +350,7 @@ class Canonical:
             self._alias(node, term, source)
             return True
         inner = term
-        if inner.op == "cast" and inner.dtype in _widened(inner.args[0].dtype):
+        if inner.op == "cast" and inner.dtype in widened(inner.args[0].dtype):
             origin = inner.args[0]
             if origin.dtype == out.dtype:
                 self._alias(node, origin, source)
@@ -452,11 +385,6 @@ class Canonical:
         return made
 
 
-def _widened(dtype: torch.dtype | None) -> set[torch.dtype]:
-    """The dtypes that hold every value of ``dtype``."""
-    return _WIDENING.get(dtype, set()) if dtype is not None else set()
-
-
 def _with(term: Term, *, args: tuple[Term, ...] | None = None, params: Any = None) -> Term:
     return Term(
         term.op,
@@ -476,81 +404,3 @@ def _tensor(node: Source) -> torch.Tensor | None:
 
 def _shape(val: torch.Tensor) -> Shape:
     return tuple(size_of(s) for s in val.shape)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, torch.SymInt, torch.SymFloat, sympy.Expr)) and not (
-        isinstance(value, bool)
-    )
-
-
-def _plain(value: Any) -> Any:
-    """Sizes and numbers as Python numbers or expressions, lists as tuples, symbolic nodes read."""
-    if isinstance(value, (Node, Call)):
-        value = value.meta.get("val")
-    if isinstance(value, (torch.SymInt, torch.SymFloat)):
-        return size_of(value) if isinstance(value, torch.SymInt) else value.node.expr
-    if isinstance(value, (list, tuple)):
-        return tuple(_plain(v) for v in value)
-    return value
-
-
-def _positive(dim: Any, rank: int) -> int:
-    return int(dim) + rank if dim < 0 else int(dim)
-
-
-def _normal_params(
-    name: str, params: list[tuple[str, Any]], seen: tuple[Shape | None, ...]
-) -> tuple[tuple[str, Any], ...]:
-    shape = seen[0] if seen else None
-    if shape is None:
-        return tuple(params)
-    rank = len(shape)
-    if name in _REDUCTIONS:
-        given = dict(params)
-        dim = given.get("dim")
-        dims = (
-            range(rank) if dim is None or dim == () else (dim if isinstance(dim, tuple) else (dim,))
-        )
-        given["dim"] = tuple(sorted(_positive(d, rank) for d in dims))
-        given.pop("keepdim", None)  # the elements and their order are the same either way
-        return tuple(given.items())
-    if name == "slice":
-        return _normal_slice(dict(params), shape)
-    if name in _ALONG:
-        return tuple((k, _positive(v, rank) if k == "dim" else v) for k, v in params)
-    if name == "permute":
-        return tuple((k, tuple(_positive(d, rank) for d in v)) for k, v in params)
-    return tuple(params)
-
-
-def _normal_slice(given: dict[str, Any], shape: Shape) -> tuple[tuple[str, Any], ...]:
-    dim = _positive(given.get("dim") or 0, len(shape))
-    size = shape[dim]
-
-    def bound(value: Any, default: Any) -> Any:
-        if value is None or (isinstance(value, int) and value >= (1 << 62)):
-            return default
-        if isinstance(value, int) and value < 0:
-            value = size + value
-        if isinstance(value, int) and isinstance(size, int):
-            return min(max(value, 0), size)
-        return value
-
-    start, end = bound(given.get("start"), 0), bound(given.get("end"), size)
-    return ("dim", dim), ("start", start), ("end", end), ("step", given.get("step") or 1)
-
-
-def _keeps_order(name: str, seen: Shape, out: Shape, params: dict[str, Any]) -> bool:
-    if name in ("permute", "transpose", "t"):
-        rank = len(seen)
-        order = list(range(rank))
-        if name == "permute":
-            order = [_positive(d, rank) for d in params["dims"]]
-        elif rank > 1:
-            a, b = (0, 1) if name == "t" else (params["dim0"], params["dim1"])
-            a, b = _positive(a, rank), _positive(b, rank)
-            order[a], order[b] = order[b], order[a]
-        moved = [d for d in order if seen[d] != 1]
-        return moved == sorted(moved)
-    return same(product(seen), product(out))

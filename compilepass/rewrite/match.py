@@ -14,7 +14,7 @@ import sympy
 import torch
 from torch.fx import Node
 
-from .canonical import kind_of
+from .operations import kind_of
 from .term import Shape, Size, Term, align, broadcast_axes, same, size_of
 from .trace import Variable
 
