@@ -4,7 +4,7 @@ A ``CompilationConfig`` is validated at construction and at every later change; 
 ``ConfigError``. ``use_config`` makes one active for a scope of one thread; with none active, one
 default made from the environment applies. This is the only module that reads environment variables.
 
-    config = CompilationConfig(custom_ops=["none", "+rms_norm"], passes=["default", "-fuse_rope"])
+    config = CompilationConfig(custom_ops=["none", "+rms_norm"], passes=["-fuse_act_quant"])
     with use_config(config):
         model = MyModel()
 """

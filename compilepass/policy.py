@@ -3,7 +3,7 @@
 A list holds at most one *base* word, then signed names; both lists have one parser::
 
     custom_ops = ["none", "+rms_norm"]
-    passes     = ["default", "-fuse_rope", "+fuse_norm_quant{min_rows=16}"]
+    passes     = ["default", "-fuse_act_quant", "+fuse_norm_quant{min_rows=16}"]
 
 Two bases, or ``+x`` with ``-x``, are a ``ConfigError``, at construction and at every later change
 of the list, which then stays as it was. Whether a *name* exists is not judged here: a plugin may
