@@ -23,7 +23,7 @@ __all__ = ["dump_toml", "read_config_file"]
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """The fields in a ``.toml`` or ``.json`` file, or in ``[tool.compilepass]`` of a pyproject."""
+    """The fields in a ``.toml`` or ``.json`` file, or in its ``[tool.compilepass]`` table."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -40,8 +40,9 @@ def read_config_file(path: Path) -> dict[str, Any]:
             why=str(error),
             hint="Correct the syntax at the place named.",
         ) from error
-    if path.name == "pyproject.toml":
-        data = data.get("tool", {}).get("compilepass")
+    table = data.get("tool", {}).get("compilepass") if isinstance(data, dict) else None
+    if path.name == "pyproject.toml" or table is not None:
+        data = table
         if data is None:
             raise ConfigError(
                 f"{str(path)!r} has no [tool.compilepass] table",

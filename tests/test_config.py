@@ -354,6 +354,12 @@ def _loads(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
+def test_any_toml_may_have_the_table_of_a_pyproject(tmp_path: Path) -> None:
+    path = tmp_path / "engine.toml"
+    path.write_text('[tool.compilepass]\nbackend = "fx"\n')
+    assert CompilationConfig.load(path).backend == "fx"
+
+
 def test_pyproject_has_a_table_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "pyproject.toml"
     path.write_text('[tool.compilepass]\ncustom_ops = ["all"]\n')
