@@ -63,10 +63,21 @@ class Canonical:
         self._outputs: dict[Source, list[Term]] = {}  # of calls that return several tensors
         self._through: dict[Source, Source] = {}  # a transparent node and what it looks through to
         self.by_op: dict[str, dict[Term, None]] = defaultdict(dict)
+        self._shapes: dict[Source, Shape | None] = {}
         self._made: list[Term] = []  # for the node at hand
         self._made_by: dict[Source, list[Term]] = {}
         self._owner: Source | None = None
         self.spelled: dict[Term, str] = {}  # values that an equivalence made, with its name
+
+    def _shape_of(self, node: Source) -> Shape | None:
+        """The shape of a tensor node; a symbolic size is looked up once."""
+        if node not in self._shapes:
+            val = _tensor(node)
+            sizes = tuple(val.shape) if val is not None else None
+            if sizes is not None and any(type(s) is not int for s in sizes):
+                sizes = tuple(size_of(s) for s in sizes)
+            self._shapes[node] = sizes
+        return self._shapes[node]
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -100,6 +111,7 @@ class Canonical:
     def discard(self, node: Source) -> None:
         """Forget an erased node, and the values that existed through it alone."""
         self._terms.pop(node, None)
+        self._shapes.pop(node, None)
         self._outputs.pop(node, None)
         self._through.pop(node, None)
         for term in self._made_by.pop(node, ()):
@@ -186,7 +198,7 @@ class Canonical:
         val = _tensor(node)
         assert val is not None
         op = "input" if isinstance(node, Call) else "leaf"
-        self._enter(node, Term(op, shape=_shape(val), dtype=val.dtype))
+        self._enter(node, Term(op, shape=self._shape_of(node), dtype=val.dtype))
 
     def _enter(self, node: Source, term: Term) -> None:
         """Make ``term`` the value of ``node`` and index the terms built on the way."""
@@ -235,7 +247,7 @@ class Canonical:
             "getitem",
             (base,),
             (("index", index),),
-            shape=_shape(val),
+            shape=self._shape_of(node),
             dtype=val.dtype,
             owners=() if isinstance(node, Call) else (node,),
         )
@@ -262,7 +274,7 @@ class Canonical:
         seen = tuple(o.shape for o in operands)
         if out is not None and self._looks_through(node, name, operands, params, out):
             return
-        shape = _shape(out) if out is not None else None
+        shape = self._shape_of(node) if out is not None else None
         raw = Term(
             name,
             args,
@@ -298,23 +310,21 @@ class Canonical:
         """The tensor operands, and the other arguments by name, defaults filled in."""
         operands: list[Operand] = []
         params: list[tuple[str, Any]] = []
+        given, named = node.args, node.kwargs
         for i, (name, default) in enumerate(schema_slots(node.target)):
-            value = node.args[i] if i < len(node.args) else node.kwargs.get(name, default)
+            value: Any = given[i] if i < len(given) else named.get(name, default)
             if isinstance(value, (Node, Call)):
-                val = value.meta.get("val")
-                if isinstance(val, torch.Tensor) or not is_number(val):
-                    shape = _shape(val) if isinstance(val, torch.Tensor) else None
+                shape = self._shape_of(value)
+                if shape is not None or not is_number(value.meta.get("val")):
                     operands.append(Operand(name, self._terms.get(value), shape, value))
                     continue
             elif isinstance(value, (list, tuple)) and any(
-                isinstance(v, (Node, Call)) and isinstance(v.meta.get("val"), torch.Tensor)
-                for v in value
+                isinstance(v, (Node, Call)) and self._shape_of(v) is not None for v in value
             ):
                 for v in value:
-                    if v is None:
-                        continue
-                    shape = _shape(v.meta["val"])
-                    operands.append(Operand(name, self._terms.get(v), shape, v))
+                    if v is not None:
+                        shape = self._shape_of(v)
+                        operands.append(Operand(name, self._terms.get(v), shape, v))
                 params.append((name, tuple(v is not None for v in value)))
                 continue
             value = plain(value)
@@ -340,7 +350,7 @@ class Canonical:
             return False
         if (name in VIEWS and out.dtype == term.dtype) or (
             name in ("expand", "permute", "slice", "transpose", "t")
-            and (keeps_order(name, seen, _shape(out), dict(params)))
+            and (keeps_order(name, seen, self._shape_of(node) or (), dict(params)))
         ):
             self._alias(node, term, source)
             return True
@@ -400,7 +410,3 @@ def _with(term: Term, *, args: tuple[Term, ...] | None = None, params: Any = Non
 def _tensor(node: Source) -> torch.Tensor | None:
     val = node.meta.get("val")
     return val if isinstance(val, torch.Tensor) else None
-
-
-def _shape(val: torch.Tensor) -> Shape:
-    return tuple(size_of(s) for s in val.shape)

@@ -122,6 +122,8 @@ def is_number(value: Any) -> bool:
 
 def plain(value: Any) -> Any:
     """Sizes and numbers as Python numbers or expressions, lists as tuples, symbolic nodes read."""
+    if value is None or type(value) in (int, float, bool, str):
+        return value
     if isinstance(value, (Node, Call)):
         value = value.meta.get("val")
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
