@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.fx import Graph, GraphModule
+from torch.utils.weak import WeakIdRef
 
 from .errors import CompilePassError, ConfigError, did_you_mean
 from .passmanager import Pass, PassContext, changed_by
@@ -342,7 +343,8 @@ def current_frame() -> Frame:
     if compile_id is None or translator is None:
         return Frame(object(), None)
     code = translator.f_code
-    models = [id(v) for v in translator.f_locals.values() if isinstance(v, torch.nn.Module)]
+    # weakly, not by id: a later model may have the address of one that is gone
+    models = [WeakIdRef(v) for v in translator.f_locals.values() if isinstance(v, torch.nn.Module)]
     of = (code.co_filename, code.co_firstlineno, code.co_name, *models)
     return Frame(of, compile_id.frame_id)
 
