@@ -43,7 +43,6 @@ __all__ = [
     "engine",
     "graph_key",
     "mode_options",
-    "on_compile",
     "past_dynamo",
     "specialize_floats",
 ]
@@ -367,23 +366,3 @@ def graph_key(gm: GraphModule, inputs: Sequence[Any], uuid: str) -> str:
         else:
             digest.update(str(item).encode())
     return digest.hexdigest()
-
-
-@contextmanager
-def on_compile(start: Callable[[], None], end: Callable[[], None]) -> Iterator[None]:
-    """Call ``start`` and ``end`` around each Dynamo compile in the scope."""
-    from torch._dynamo.callback import callback_handler
-
-    def started(_: Any) -> None:
-        start()
-
-    def ended(_: Any) -> None:
-        end()
-
-    callback_handler.register_start_callback(started)
-    callback_handler.register_end_callback(ended)
-    try:
-        yield
-    finally:
-        callback_handler.remove_start_callback(started)
-        callback_handler.remove_end_callback(ended)

@@ -66,7 +66,6 @@ class Canonical:
         self._shapes: dict[Source, Shape | None] = {}
         self._made: list[Term] = []  # for the node at hand
         self._made_by: dict[Source, list[Term]] = {}
-        self._owner: Source | None = None
         self.spelled: dict[Term, str] = {}  # values that an equivalence made, with its name
 
     def _shape_of(self, node: Source) -> Shape | None:
@@ -153,7 +152,6 @@ class Canonical:
             if _tensor(node) is not None:
                 self._leaf(node)
             return
-        self._owner = node
         self._call(node)
 
     def make(
@@ -242,7 +240,6 @@ class Canonical:
         if base is None:  # of a higher-order operator, say
             self._leaf(node)
             return
-        self._owner = node
         raw = Term(
             "getitem",
             (base,),
