@@ -114,7 +114,7 @@ COMPILEPASS_INLINE ByteVec low_bytes(IntVec v) { return __builtin_convertvector(
 #endif
 
 // A storage type in a register (Raw): `widen` to fp32, `round` to the nearest value that the type
-// has, and `pack` what is such a value.
+// has, and `pack` what `round` would give.
 template <class T>
 struct Storage;
 
@@ -135,7 +135,7 @@ struct Storage<BFloat16> {
   static COMPILEPASS_INLINE Raw pack(Vec v) { return bit_cast<Raw>(_mm512_cvtneps_pbh((__m512)v)); }
   static COMPILEPASS_INLINE Vec round(Vec v) { return widen(pack(v)); }
 #else
-  static COMPILEPASS_INLINE Raw pack(Vec v) { return low_halves(bit_cast<BitVec>(v) >> 16); }
+  static COMPILEPASS_INLINE Raw pack(Vec v) { return low_halves(bit_cast<BitVec>(round(v)) >> 16); }
   // To nearest, ties to even. A NaN must have nothing in its low half, or it may carry over into
   // a number: one that was widened, or that the machine made, has not; for others see `plain_nan`.
   static COMPILEPASS_INLINE Vec round(Vec v) {
@@ -200,10 +200,9 @@ COMPILEPASS_INLINE Vec load(const T* from, Part part) {
 // Stores v rounded to T, and returns what was stored.
 template <class T, class Part>
 COMPILEPASS_INLINE Vec store(T* to, Vec v, Part part) {
-  const Vec rounded = Storage<T>::round(v);
-  const typename Storage<T>::Raw raw = Storage<T>::pack(rounded);
+  const typename Storage<T>::Raw raw = Storage<T>::pack(v);
   std::memcpy(to, &raw, part.count * sizeof(T));
-  return rounded;
+  return Storage<T>::round(v);
 }
 
 // Calls body(offset, Whole or Rest) along a row of n elements.
