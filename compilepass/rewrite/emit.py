@@ -128,7 +128,8 @@ class Emitter:
         vals = [node.meta["val"] for node in site.match.inputs.values()]
         outs = [o.meta["val"] if o is not None else None for o in site.outputs]
         numbers = tuple(site.match.numbers.items())
-        key = (site.pattern, numbers, *map(layout, vals), *map(layout, outs))
+        leading = tuple(site.match.leading.values())
+        key = (site.pattern, numbers, leading, *map(layout, vals), *map(layout, outs))
         if key not in self._templates:
             self._templates[key] = self._record(site, vals, outs)
         return self._templates[key]
@@ -293,7 +294,8 @@ def _shapes(site: Site, vals: dict[str, torch.Tensor]) -> dict[str, tuple[Any, .
     """The shape in which the replacement sees each input.
 
     Leading sizes written ``...`` stay as they are in the graph where all inputs agree on them, and
-    become one size where they do not.
+    become one size where they do not. Where inputs broadcast they are those in which the graph
+    uses each of them.
     """
     rule, dims = site.pattern.rule, site.match.dims
     known = {size_symbol(name): size for name, size in dims.items()}
@@ -301,6 +303,9 @@ def _shapes(site: Site, vals: dict[str, torch.Tensor]) -> dict[str, tuple[Any, .
         name: tuple(s if isinstance(s, int) else size_of(s.xreplace(known)) for s in spec.shape)
         for name, spec in rule.specs(site.pattern.dtype).items()
     }
+    if site.match.leading:
+        used = {name: (*lead, *shapes[name][1:]) for name, lead in site.match.leading.items()}
+        return shapes | used
     open_ = [name for name in shapes if rule.is_open(name)]
     if not open_:
         return shapes

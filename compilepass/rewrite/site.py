@@ -8,7 +8,7 @@ would not need its own result, all values are on one device, and the rule's own 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
@@ -19,14 +19,17 @@ from .canonical import Canonical
 from .match import Bindings
 from .reject import Reject
 from .rule import Pattern, Rule
-from .term import Size, Term
+from .term import Shape, Size, Term
 
 __all__ = ["Match", "Mutations", "Site", "find_site"]
 
 
 @dataclass(frozen=True)
 class Match:
-    """What a rule's ``check`` sees: sizes and numbers by name, input nodes, device."""
+    """What a rule's ``check`` sees: sizes and numbers by name, input nodes, device.
+
+    Where inputs broadcast, ``leading`` has the sizes that ``"..."`` stands for in each input.
+    """
 
     rule: Rule
     dims: dict[str, Size]
@@ -34,6 +37,7 @@ class Match:
     inputs: dict[str, Node]
     device: torch.device
     dtype: torch.dtype
+    leading: dict[str, Shape] = field(default_factory=dict)
 
     def reject(self, message: str, *, hint: str = "", code: str = "check") -> Reject:
         return Reject(code, message, hint=hint)
@@ -137,12 +141,23 @@ def find_site(
         inputs,
         devices.pop(),
         pattern.dtype,
+        _leading(pattern, bound),
     )
     if rule.check is not None:
         refused = _run_check(rule, match)
         if refused is not None:
             return refused.at(outputs[0])
     return Site(pattern, match, outputs, tuple(covered), before, must_sort)
+
+
+def _leading(pattern: Pattern, bound: Bindings) -> dict[str, Shape]:
+    if not bound.leading:
+        return {}
+    return {
+        name: bound.leading.get(term, bound.leading[None])
+        for name, term in pattern.traced.inputs.items()
+        if pattern.rule.is_open(name)
+    }
 
 
 def _mutated(

@@ -18,7 +18,10 @@ import sympy
 import torch
 from torch.fx import Node
 
-__all__ = ["Shape", "Size", "Term", "align", "broadcast_axes", "const", "product", "size_of"]
+__all__ = ["BROADCASTS", "Shape", "Size", "Term", "align", "broadcast_axes", "const", "product", "size_of"]
+
+#: what an input of a pattern has as its ``params`` where its leading dimensions may be of size 1
+BROADCASTS: tuple[tuple[str, Any], ...] = (("broadcasts", True),)
 
 Size: TypeAlias = Any  # an int or a sympy expression; sympy has no types
 Shape: TypeAlias = tuple[Size, ...]
@@ -61,6 +64,13 @@ class Term:
     @property
     def is_const(self) -> bool:
         return self.op == "const"
+
+    @property
+    def broadcasts(self) -> Term | None:
+        """The input that this is, perhaps cast, if its leading dimensions may be of size 1."""
+        if self.op == "cast":
+            return self.args[0].broadcasts
+        return self if self.op == "input" and self.params == BROADCASTS else None
 
     @property
     def value(self) -> Any:
