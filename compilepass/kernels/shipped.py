@@ -114,21 +114,17 @@ def _rotate(
     per_pair: bool = False,
     wide: bool = False,
 ) -> Tensor:
-    if cos.shape != sin.shape or not 0 < cos.dim() <= x.dim():
-        raise KernelError(
-            f"cos and sin have one shape, of no more dimensions than x: x is {_shape(x)}, "
-            f"cos {_shape(cos)}, sin {_shape(sin)}."
-        )
     width = cos.shape[-1] * (2 if per_pair else 1)
-    if width % 2 or width > x.shape[-1]:
+    if cos.shape[-1] != sin.shape[-1] or width % 2 or width > x.shape[-1]:
         raise KernelError(
             f"cos and sin hold a value for each {'pair of elements' if per_pair else 'element'} "
-            f"that is rotated: x is {_shape(x)}, cos {_shape(cos)}."
+            f"that is rotated: x is {_shape(x)}, cos {_shape(cos)}, sin {_shape(sin)}."
         )
-    for mine, theirs in zip(reversed(cos.shape[:-1]), reversed(x.shape[:-1]), strict=False):
-        if mine not in (1, theirs):
+    for table in (cos, sin):
+        sizes = zip(reversed(table.shape[:-1]), reversed(x.shape[:-1]), strict=False)
+        if table.dim() > x.dim() or any(mine not in (1, theirs) for mine, theirs in sizes):
             raise KernelError(
-                f"cos and sin broadcast against x: x is {_shape(x)}, cos {_shape(cos)}."
+                f"cos and sin broadcast against x: x is {_shape(x)}, one is {_shape(table)}."
             )
     return x.new_empty(x.shape)
 

@@ -21,6 +21,7 @@ from ..errors import PatternError
 from ..kernels import find
 from .canonical import Canonical
 from .contract import breaks_contract, is_row_major, layout, shares_memory
+from .operations import is_split
 from .record import Call, MutationError, Recording, record
 from .reject import Reject
 from .site import Site
@@ -61,6 +62,7 @@ class Emitter:
         self._verify, self._any_kernel = verify, any_kernel
         self._verified: dict[int, Reject | None] = {}  # by the template, which stands for its sites
         self._templates: dict[Any, _Template] = {}
+        self._views: dict[Any, Node] = {}  # by what they view and how: many sites share a table
         self._sizes: dict[sympy.Expr, list[Node]] = {}
         for node in graph.nodes:
             val = node.meta.get("val")
@@ -215,12 +217,22 @@ class Emitter:
                 if call.op == "placeholder":
                     continue
                 args, kwargs = tree_map(argument, (call.args, call.kwargs))
+                view = _view_key(call, args, kwargs) if call not in heirs else None
+                if (known := self._known_view(view, site.before)) is not None:
+                    nodes[call] = known
+                    continue
                 node = self._graph.call_function(call.target, args, kwargs)
                 node.meta.update(trace_meta)
                 node.meta["val"] = _own_value(call, node, mode, heirs)
                 nodes[call] = node
                 made.append(node)
+                if view is not None:
+                    self._views[view] = node
         return [nodes[c] for c in template.recording.outputs]
+
+    def _known_view(self, key: Any, before: Node) -> Node | None:
+        known = None if self._has_writes else self._views.get(key)
+        return known if known is not None and not known._erased and known < before else None
 
     def _size_node(self, value: Any, site: Site, made: list[Node]) -> Any:
         """A node (or a number) with the value of a symbolic size, made from what is there."""
@@ -259,18 +271,28 @@ class Emitter:
         self._erase_dead(covered.union(filter(None, site.outputs)))
 
     def _erase_dead(self, replaced: set[Node]) -> None:
-        """Erase the nodes of the match, their unused parts, and views that it alone used."""
+        """Erase the nodes of a match, their unused parts, and views and splits only it used."""
         parts = {u for n in replaced for u in n.users if u.target is operator.getitem}
         todo = [*replaced, *parts]
         while todo:
             node = todo.pop()
             if node._erased or node.users:
                 continue
-            if not (node in replaced or node in parts or self._canonical.is_transparent(node)):
+            passes_on = self._canonical.is_transparent(node) or is_split(node)
+            if not (node in replaced or node in parts or passes_on):
                 continue
             todo += node.all_input_nodes
             self._canonical.discard(node)
             self._graph.erase_node(node)
+
+
+def _view_key(call: Call, args: Any, kwargs: Any) -> Any:
+    """What tells a view from others; ``None`` for other calls."""
+    op: Any = call.target
+    arguments = op._schema.arguments if isinstance(op, torch._ops.OpOverload) else ()
+    if kwargs or not any(a.alias_info and not a.alias_info.is_write for a in arguments):
+        return None
+    return op, *(tuple(a) if isinstance(a, (list, tuple)) else a for a in args)
 
 
 class _CannotBuild(Exception):

@@ -295,7 +295,7 @@ class Unifier:
         inner = len(p.shape) - 1
         lead = len(t.shape) - inner
         apart = all(d < lead for d in groups[0])
-        leading = {None: t.shape[:lead]}
+        leading: dict[Term | None, Shape] = {None: t.shape[:lead]}
         for table, want, have in zip(loose, p.seen, seen, strict=True):
             if want is None or have is None:
                 return want is have or self._fail("shape", p, t, want, have)
@@ -332,13 +332,13 @@ class Unifier:
                 if kind == "reduction" and p.param("dim") != t.param("dim"):
                     return self._fail("dim", p, t, p.param("dim"), t.param("dim"))
                 return self._fail("shape", p, t, self._known(want), have)
-            if p.op != "cat" and len(want) == len(p.seen[0] or ()):
-                if not self._along(p, t, have, groups, kind):
-                    return False
+            of_one_rank = p.op != "cat" and len(want) == len(p.seen[0] or ())
+            if of_one_rank and not self._along(p, t, have, groups, kind):
+                return False
         return p.op != "cat" or self._concatenated(p, t)
 
     def _concatenated(self, p: Term, t: Term) -> bool:
-        """Whether both are along one dimension, which is that of the result: parts may be 1 wide."""
+        """Whether both are along the same dimension of their results; a part may be 1 wide."""
         assert p.shape is not None and t.shape is not None
         groups = align(p.shape, t.shape, self._dims)
         if groups is None:

@@ -18,6 +18,7 @@ __all__ = [
     "REDUCTIONS",
     "VIEWS",
     "is_number",
+    "is_split",
     "keeps_order",
     "kind_of",
     "normal_params",
@@ -42,6 +43,7 @@ VIEWS = frozenset(
         "flatten",
     ]
 )
+SPLITS = frozenset(["split", "split_with_sizes", "unbind"])
 REDUCTIONS = frozenset(
     ["mean", "sum", "amax", "amin", "prod", "any", "all", "argmax", "argmin", "var", "std"]
 )
@@ -106,6 +108,12 @@ def op_name(op: Any) -> str:
     if torch.Tag.pointwise in op.tags:
         _kinds.setdefault(name, "pointwise")
     return name
+
+
+def is_split(node: Node) -> bool:
+    """Whether a node only takes a tensor apart: nobody needs it but through its parts."""
+    op = node.target
+    return isinstance(op, torch._ops.OpOverload) and op_name(op) in SPLITS
 
 
 def widened(dtype: torch.dtype | None) -> set[torch.dtype]:

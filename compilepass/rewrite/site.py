@@ -17,6 +17,7 @@ from torch.fx import Graph, Node
 
 from .canonical import Canonical
 from .match import Bindings
+from .operations import is_split
 from .reject import Reject
 from .rule import Pattern, Rule
 from .term import Shape, Size, Term
@@ -241,7 +242,7 @@ def _extra_user(
         for user in node.users:
             if user in covered or user in going:
                 continue
-            if canonical.is_transparent(user) or _is_part_of(user, covered):
+            if canonical.is_transparent(user) or _is_part_of(user, covered) or is_split(user):
                 if user not in spared and canonical.term(user) not in outputs:
                     yield from outside(user)
             else:

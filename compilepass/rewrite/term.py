@@ -18,7 +18,17 @@ import sympy
 import torch
 from torch.fx import Node
 
-__all__ = ["BROADCASTS", "Shape", "Size", "Term", "align", "broadcast_axes", "const", "product", "size_of"]
+__all__ = [
+    "BROADCASTS",
+    "Shape",
+    "Size",
+    "Term",
+    "align",
+    "broadcast_axes",
+    "const",
+    "product",
+    "size_of",
+]
 
 #: what an input of a pattern has as its ``params`` where its leading dimensions may be of size 1
 BROADCASTS: tuple[tuple[str, Any], ...] = (("broadcasts", True),)

@@ -40,7 +40,8 @@ class FuseRope(FusionPass):
     kernels = ("compilepass::rotate",)
 
     def rules(self, ctx: PassContext) -> Sequence[Rule]:
-        flags = list(product((False, True), repeat=3))
+        # what is wider comes first: around a rotation there may be casts, and around those a cat
+        flags = [(*f, wide) for wide in (True, False) for f in product((False, True), repeat=2)]
         return [*(_partial(*f) for f in flags), *(_whole(*f) for f in flags)]
 
 
@@ -56,7 +57,8 @@ def _whole(interleaved: bool, per_pair: bool, wide: bool) -> Rule:
         return back(op(*dense, interleaved, per_pair, wide))
 
     table = Input(("...", "I" if per_pair else "H"), broadcasts=True)
-    inputs = {"x": ("...", "2*I" if per_pair else "H"), "cos": table, "sin": table}
+    heads = Input(("...", "2*I" if per_pair else "H"))
+    inputs = {"x": heads, "cos": table, "sin": table}
     name = _name("rotate", interleaved, per_pair, wide)
     return Rule(rotate, fused, inputs, name=name, dtypes=HALF if wide else FLOATING)
 
@@ -69,7 +71,7 @@ def _partial(interleaved: bool, per_pair: bool, wide: bool) -> Rule:
         return torch.ops.compilepass.rotate(x, cos, sin, interleaved, per_pair, wide)  # type: ignore[no-any-return]
 
     table = Input(("...", "width"), broadcasts=True)
-    inputs = {"x": ("...", "H"), "cos": table, "sin": table}
+    inputs = {"x": Input(("...", "H")), "cos": table, "sin": table}
     name = _name("partial", interleaved, per_pair, wide)
     return Rule(rotate, fused, inputs, name=name, dtypes=HALF if wide else FLOATING)
 

@@ -374,8 +374,8 @@ std::vector<int64_t> table_strides(const Tensor& table, const Tensor& x, int64_t
 Tensor rotated(
     const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t skipped, bool interleaved,
     bool per_pair, bool wide) {
-  check_same_shape(cos, sin, "cos and sin");
-  STD_TORCH_CHECK(cos.dim() > 0, "cos and sin have no rows.");
+  STD_TORCH_CHECK(
+      cos.dim() > 0 && sin.dim() > 0 && cos.size(-1) == sin.size(-1), "cos and sin are equally wide.");
   const int64_t width = x.size(-1), turned = cos.size(-1) * (per_pair ? 2 : 1);
   STD_TORCH_CHECK(
       turned % 2 == 0 && turned <= width,
