@@ -20,7 +20,8 @@ from .match import Bindings
 from .operations import is_split
 from .reject import Reject
 from .rule import Pattern, Rule
-from .term import Shape, Size, Term
+from .term import Shape, Size, Term, same, size_of
+from .trace import size_symbol
 
 __all__ = ["Match", "Mutations", "Site", "find_site"]
 
@@ -107,7 +108,7 @@ def find_site(
                 f"{name} exists only inside a fused kernel that computes more than this rule.",
                 node or next(iter(covered)),
             )
-        inputs[name] = node
+        inputs[name] = _as_used(pattern, name, bound, canonical, node)
     numbers = {**bound.numbers, **{n: bound.dims[f"${n}"] for n in rule.integers}}
     for name, value in numbers.items():
         if isinstance(value, sympy.Expr):
@@ -159,6 +160,34 @@ def _leading(pattern: Pattern, bound: Bindings) -> dict[str, Shape]:
         for name, term in pattern.traced.inputs.items()
         if pattern.rule.is_open(name)
     }
+
+
+def _as_used(
+    pattern: Pattern, name: str, bound: Bindings, canonical: Canonical, node: Node
+) -> Node:
+    """The view of an input that the match reads, where how inputs broadcast decides on one.
+
+    Sites that share a table share its view, which may be a copy.
+    """
+    lead = _leading(pattern, bound).get(name)
+    if lead is None:
+        return node
+    dims = {size_symbol(n.removeprefix("$")): s for n, s in bound.dims.items()}
+    rest = pattern.rule.specs(pattern.dtype)[name].shape[1:]
+    wanted = (*lead, *(s if isinstance(s, int) else size_of(s.xreplace(dims)) for s in rest))
+    covered = bound.covered
+    todo = [node]
+    while todo:
+        view = todo.pop()
+        shape = tuple(view.meta["val"].shape)
+        fits = len(shape) == len(wanted) and all(
+            same(size_of(a), b) for a, b in zip(shape, wanted, strict=True)
+        )
+        if fits and any(user in covered for user in view.users):
+            return view
+        through = (u for u in view.users if u not in covered and canonical.is_transparent(u))
+        todo += [u for u in through if canonical.term(u) is canonical.term(node)]
+    return node
 
 
 def _mutated(

@@ -29,6 +29,11 @@ FORMS = [
 ]
 
 
+def strides(tensor: Tensor) -> list[int]:
+    """Those that mean something."""
+    return [s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1]
+
+
 @pytest.mark.parametrize(
     ("dtype", "rank", "dynamic"),
     FORMS,
@@ -50,7 +55,7 @@ def test_spelling_reaches_rotate(name: str, dtype: torch.dtype, rank: int, dynam
     wanted = spelling.fn(*args)
     pairs = zip(done.result, wanted, strict=True) if spelling.calls > 1 else [(done.result, wanted)]
     for mine, theirs in pairs:
-        assert (mine.dtype, mine.stride()) == (theirs.dtype, theirs.stride())
+        assert (mine.dtype, strides(mine)) == (theirs.dtype, strides(theirs))
         assert torch.equal(mine, theirs)  # each product and sum is rounded as before
 
 
