@@ -17,6 +17,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..errors import PatternError
+from ..kernels import find
 from ..reporting.records import NearMiss
 from .candidates import Candidates
 from .canonical import Canonical
@@ -114,9 +115,26 @@ class RuleResult:
     def _partial(self) -> Iterator[_Missed]:
         assert self._canonical is not None
         for candidates in self._candidates:
-            for failure in candidates.misses(self._canonical, self._fused):
-                if _is_near(failure, candidates.pattern):
-                    yield _Missed(failure.found, candidates.pattern, failure.matched, failure)
+            pattern = candidates.pattern
+            failures = (
+                *candidates.misses(self._canonical, self._fused),
+                *self._from_the_end(pattern),
+            )
+            for failure in failures:
+                if _is_near(failure, pattern):
+                    yield _Missed(failure.found, pattern, failure.matched, failure)
+
+    def _from_the_end(self, pattern: Pattern) -> Iterator[Failure]:
+        """How far the pattern goes at each value that has its last operation."""
+        assert self._canonical is not None
+        for anchor in self._canonical.values(pattern.root.op):
+            if anchor.dtype != pattern.root.dtype or any(
+                n in self._fused or find(n.target) is not None for n in anchor.owners
+            ):
+                continue
+            unifier = Unifier(exact=pattern.dtype is torch.float64)
+            if unifier.match(pattern.root, anchor) is None and unifier.failure is not None:
+                yield unifier.failure
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,38 +225,36 @@ class Session:
             candidates = Candidates.of(pattern, self.canonical)
             if candidates is not None:
                 result._candidates.append(candidates)
-        for pattern in patterns:
+        for candidates in list(result._candidates):
+            pattern = candidates.pattern
+            if result.sites:  # another dtype's pattern has changed the graph
+                now = Candidates.of(pattern, self.canonical)
+                if now is None:
+                    continue
+                candidates = now
             waiting: list[_Found] = []
-            for anchor in list(self.canonical.by_op.get(pattern.root.op, ())):
-                if anchor.dtype == pattern.root.dtype and anchor.op == pattern.root.op:
-                    found = self._match(pattern, anchor, result)
-                    if found is not None and not self._take(found, result, refusal):
-                        waiting.append(found)
+            for anchor in candidates.anchors(self.canonical):
+                found = self._match(pattern, anchor)
+                if found is not None and not self._take(found, result, refusal):
+                    waiting.append(found)
             self._take_together(waiting, result, refusal)
         return result
 
     def _dtypes(self, rule: Rule) -> list[torch.dtype]:
-        """The rule's dtypes that occur in the graph, so that only those patterns are traced."""
+        """The rule's dtypes that occur in the graph, so that only those patterns are traced.
+
+        The wider ones come last: their patterns are often parts of the others, between two casts.
+        """
         if len(rule.variants) == 1:
             return list(rule.variants)
-        present = {
-            t.dtype
-            for op in ("leaf", *self.canonical.by_op)
-            for t in self.canonical.by_op.get(op, ())
-        }
-        return [d for d in rule.variants if d in present]
+        present = [d for d in rule.variants if d in self.canonical.dtypes]
+        return sorted(present, key=lambda d: d.itemsize)
 
-    def _match(self, pattern: Pattern, anchor: Term, result: RuleResult) -> _Found | None:
-        if any(owner._erased for owner in anchor.owners):
+    def _match(self, pattern: Pattern, anchor: Term) -> _Found | None:
+        if any([owner._erased for owner in anchor.owners]):
             return None
-        unifier = Unifier(exact=pattern.dtype is torch.float64)
-        bound = unifier.match(pattern.root, anchor)
-        if bound is not None:
-            return _Found(pattern, anchor, bound)
-        failure = unifier.failure
-        if failure is not None and _is_near(failure, pattern):
-            result._missed.append(_Missed(anchor, pattern, failure.matched, failure))
-        return None
+        bound = Unifier(exact=pattern.dtype is torch.float64).match(pattern.root, anchor)
+        return None if bound is None else _Found(pattern, anchor, bound)
 
     def _take(
         self,

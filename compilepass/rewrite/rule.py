@@ -190,6 +190,14 @@ class Pattern:
     def wanted(self) -> int:
         return len(self.operations)
 
+    def path_from(self, term: Term) -> list[Term]:
+        """The operations on one way from ``term``, which is left out, up to the root."""
+        path: list[Term] = []
+        while term is not self.root:
+            term = next(t for t in self.operations if term in t.args)
+            path.append(term)
+        return path
+
     @classmethod
     def of(cls, rule: Rule, dtype: torch.dtype, decompositions: Decompositions) -> Pattern:
         """Trace ``rule`` for ``dtype``; a :class:`PatternError` has the rule's name and place."""

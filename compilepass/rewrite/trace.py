@@ -88,7 +88,6 @@ def trace(
                 hint="Make the derived value a parameter of its own.",
             )
     canonical = Canonical()
-    canonical.add_all(recording.calls)
     inputs = [canonical.term(c) for c in recording.inputs]
     outputs = [canonical.term(c) for c in recording.outputs]
     order = _in_order([t for t in (*inputs, *outputs) if t is not None])
