@@ -321,11 +321,10 @@ class Canonical:
             term.node = None
         elif not term.owners:
             term.owners = (node,)
-        for each in self._made:
+        for each in (*self._made, term):
             self._by_op[each.op][each] = None
             for arg in each.args:
                 self._used_by[arg][each] = node
-        self._by_op[term.op][term] = None
         self._made_by[node] = self._made
 
     def _read(self, node: Source) -> Term:
