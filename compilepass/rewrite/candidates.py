@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from torch.fx import Node
 
 from ..kernels import find
-from .canonical import Canonical
+from .canonical import Canonical, Source
 from .match import Failure, Unifier
 from .rule import Pattern, below
 from .term import Term
@@ -57,25 +57,31 @@ class Candidates:
                 rarest = [t for t in left if rank[t] == least]
                 found = _values(rarest[-1], canonical)
                 if found:
-                    return cls(pattern, tuple(dict.fromkeys((rarest[-1], rarest[0]))), found, complete)
+                    return cls(
+                        pattern, tuple(dict.fromkeys((rarest[-1], rarest[0]))), found, complete
+                    )
                 complete = False
                 left.remove(rarest[-1])
         return None
 
-    def anchors(self, canonical: Canonical) -> list[Term]:
-        """The values that the pattern's root may stand for, in the order of the graph."""
+    def anchors(self, canonical: Canonical) -> Iterator[Term]:
+        """The values that the pattern's root may stand for; the graph may change meanwhile."""
         if not self.complete:
-            return []
+            return
         self._read_spellings(canonical)
-        found = dict.fromkeys(self.found)
-        for step in self.pattern.path_from(self.signatures[0]):
-            found = {
-                user: None
-                for value in found
-                for user, _ in canonical.users(value)
-                if user.op == step.op and user.dtype == step.dtype
-            }
-        return sorted(found, key=lambda term: term.owners[0])
+        path = self.pattern.path_from(self.signatures[0])
+        for value in self.found:
+            if not value.is_there:
+                continue
+            found = [value]
+            for step in path:
+                found = [
+                    user
+                    for value in found
+                    for user, _ in canonical.users(value)
+                    if user.op == step.op and user.dtype == step.dtype
+                ]
+            yield from found
 
     def _read_spellings(self, canonical: Canonical) -> None:
         for op in {t.op for t in self.pattern.operations}:

@@ -37,7 +37,7 @@ from .operations import (
 from .record import Call
 from .term import Shape, Term, const, size_of
 
-__all__ = ["Canonical", "Expand", "Operand"]
+__all__ = ["Canonical", "Expand", "Operand", "Source"]
 
 Source = Node | Call
 
@@ -67,7 +67,9 @@ class Canonical:
     def __init__(self, expand: Expand | None = None) -> None:
         self._expand = expand
         self._named: dict[str, dict[Source, None]] = defaultdict(dict)  # nodes by operation
+        self._groups: dict[int, dict[Source, None]] = {}  # the same by the id of the target
         self._kernels: dict[Source, None] = {}
+        self._kernel_keys: set[int] = set()
         self._terms: dict[Source, Term | None] = {}
         self._outputs: dict[Source, list[Term]] = {}  # of kernels that return several tensors
         self._through: dict[Source, Source] = {}  # a transparent node and what it looks through to
@@ -126,6 +128,7 @@ class Canonical:
     def read_spellings(self, op: str) -> None:
         """Read the nodes that compute an ``op`` together with some before them."""
         if op not in self._spellings_read:
+            self.count(op)
             self._spellings_read.add(op)
             for entry in makers_of(op):
                 if entry.of:
@@ -135,6 +138,21 @@ class Canonical:
 
     def _is_there(self, term: Term) -> bool:
         return term in self._by_op[term.op]
+
+    def known(self, node: Node) -> Term | None:
+        """The value of ``node``, if it was asked for before."""
+        return self._terms.get(node)
+
+    def calls(self, target: Any) -> list[Node]:
+        """The calls of ``target`` and of its other overloads."""
+        return list(self._named.get(op_name(target), ()))
+
+    def mutable_calls(self) -> Iterator[Node]:
+        """The calls of operations that may write to an operand."""
+        for nodes in self._named.values():
+            target = next(iter(nodes)).target if nodes else None
+            if isinstance(target, torch._ops.OpOverload):
+                yield from (n for n in nodes if n.target._schema.is_mutable)
 
     def is_transparent(self, node: Source) -> bool:
         self.term(node)
@@ -167,15 +185,21 @@ class Canonical:
 
     def add(self, node: Node) -> None:
         """Take note of a node; what it computes is read when it is asked for."""
+        key = id(node.target)  # the hash of an OpOverload is slow
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = self._named[op_name(node.target)]
+            if self._expand is not None and is_kernel(node.target):
+                self._kernel_keys.add(key)
+        group[node] = None
+        if key in self._kernel_keys:
+            self._kernels[node] = None
         val = node.meta.get("val")
         if isinstance(val, torch.Tensor):
             self.dtypes.add(val.dtype)
-        elif isinstance(val, (tuple, list)):
+        elif type(val) in (tuple, list):
             self.dtypes.update([v.dtype for v in val if isinstance(v, torch.Tensor)])
-        if node.op == "call_function" and val is not None:
-            if self._expand is not None and is_kernel(node.target):
-                self._kernels[node] = None
-            self._named[op_name(node.target)][node] = None
+        if self._counts:
             self._counts.clear()
             self._spellings_read.clear()
 
@@ -268,7 +292,7 @@ class Canonical:
         if node not in self._shapes:
             val = node.meta.get("val")
             sizes = tuple(val.shape) if isinstance(val, torch.Tensor) else None
-            if sizes is not None and any([type(s) is not int for s in sizes]):
+            if sizes is not None and any(type(s) is not int for s in sizes):
                 sizes = tuple([size_of(s) for s in sizes])
             self._shapes[node] = sizes
         return self._shapes[node]
@@ -384,9 +408,9 @@ class Canonical:
 
     def _may_apply(self, entry: Entry, args: tuple[Term, ...]) -> bool:
         """Whether the operands are such as the entry is for, without reading them."""
-        if entry.number and not any([a.is_const for a in args]):
+        if entry.number and not any(a.is_const for a in args):
             return False
-        return not entry.of or any([self._may_be(a, entry.of) for a in args])
+        return not entry.of or any(self._may_be(a, entry.of) for a in args)
 
     def _may_be(self, term: Term, ops: frozenset[str]) -> bool:
         if term.is_read:
@@ -401,12 +425,12 @@ class Canonical:
         """Whether the table may find that a node does nothing, such as ``x * 1``."""
         for entry in EQUIVALENCES.get(name, ()):
             if entry.may_vanish:
-                if entry.number and not any([type(a) in (int, float) for a in node.args]):
+                if entry.number and not any(type(a) in (int, float) for a in node.args):
                     continue
                 if not entry.of:
                     return True
                 terms = [self.term(n) for n in _sources(node)]
-                if any([t is not None and self._may_be(t, entry.of) for t in terms]):
+                if any(t is not None and self._may_be(t, entry.of) for t in terms):
                     return True
         return False
 
@@ -483,7 +507,7 @@ class Canonical:
                     operands.append(Operand(name, term, self.shape_of(value), value))
                     continue
             elif isinstance(value, (list, tuple)) and any(
-                [isinstance(v, (Node, Call)) and self.shape_of(v) is not None for v in value]
+                isinstance(v, (Node, Call)) and self.shape_of(v) is not None for v in value
             ):
                 for v in value:
                     if v is not None:
@@ -501,7 +525,11 @@ class Canonical:
         self, node: Source, name: str, out: torch.Tensor
     ) -> tuple[Source, Term] | None:
         """The operand and the value that a node has which changes no element of it."""
-        if name not in LOOKED_THROUGH or not node.args or not isinstance(node.args[0], (Node, Call)):
+        if (
+            name not in LOOKED_THROUGH
+            or not node.args
+            or not isinstance(node.args[0], (Node, Call))
+        ):
             return None
         source = node.args[0]
         term = self.term(source)
@@ -524,9 +552,7 @@ class Canonical:
     def _keeps_order(self, node: Source, name: str, source: Source) -> bool:
         _, params = self._arguments(node)
         seen = self.shape_of(source)
-        return seen is not None and keeps_order(
-            name, seen, self.shape_of(node) or (), dict(params)
-        )
+        return seen is not None and keeps_order(name, seen, self.shape_of(node) or (), dict(params))
 
     def _promote(self, raw: Term) -> Term:
         """Write out the cast that type promotion does to a narrower operand."""

@@ -22,6 +22,7 @@ from ..kernels import find
 from .canonical import Canonical
 from .contract import breaks_contract, is_row_major, layout, shares_memory
 from .record import Call, MutationError, Recording, record
+from .region import Form
 from .reject import Reject
 from .site import Site
 from .term import same, size_of
@@ -61,11 +62,8 @@ class Emitter:
         self._verify, self._any_kernel = verify, any_kernel
         self._verified: dict[int, Reject | None] = {}  # by the template, which stands for its sites
         self._templates: dict[Any, _Template] = {}
-        self._sizes: dict[sympy.Expr, list[Node]] = {}
-        for node in graph.nodes:
-            val = node.meta.get("val")
-            if isinstance(val, torch.SymInt):
-                self._sizes.setdefault(val.node.expr, []).append(node)
+        self._by_form: dict[Form, _Template] = {}
+        self._sizes: dict[sympy.Expr, list[Node]] | None = None
 
     def rewrite(self, site: Site) -> list[Node] | Reject | None:
         """Replace ``site``; the new nodes, a refusal, or ``None`` if it is fused already."""
@@ -85,7 +83,7 @@ class Emitter:
         wrong = self._difference(site, template, new_outputs) if self._verify else None
         if wrong is not None:
             return self._undo(made, wrong)
-        old = [self._canonical.term(o) if o is not None else None for o in site.outputs]
+        old = [self._canonical.known(o) if o is not None else None for o in site.outputs]
         self._redirect(site, new_outputs)
         if site.must_sort:
             _stable_sort(self._graph)
@@ -125,6 +123,13 @@ class Emitter:
     # -- recording -----------------------------------------------------------------------------
 
     def _template(self, site: Site) -> _Template:
+        if site.form is None:
+            return self._recorded(site)
+        if site.form not in self._by_form:
+            self._by_form[site.form] = self._recorded(site)
+        return self._by_form[site.form]
+
+    def _recorded(self, site: Site) -> _Template:
         vals = [node.meta["val"] for node in site.match.inputs.values()]
         outs = [o.meta["val"] if o is not None else None for o in site.outputs]
         numbers = tuple(site.match.numbers.items())
@@ -208,12 +213,15 @@ class Emitter:
                     return nodes[value]
                 if isinstance(value, torch.SymInt):
                     return self._size_node(value, site, made)
+                if isinstance(value, (tuple, list)):
+                    return type(value)(map(argument, value))
                 return value
 
             for call in template.recording.calls:
                 if call.op == "placeholder":
                     continue
-                args, kwargs = tree_map(argument, (call.args, call.kwargs))
+                args = tuple(map(argument, call.args))
+                kwargs = {name: argument(value) for name, value in call.kwargs.items()}
                 node = self._graph.call_function(call.target, args, kwargs)
                 node.meta.update(trace_meta)
                 node.meta["val"] = _own_value(call, node, mode, heirs)
@@ -226,8 +234,8 @@ class Emitter:
         expr = value.node.expr if isinstance(value, torch.SymInt) else value
         if expr.is_number:
             return int(expr)
-        for node in self._sizes.get(expr, ()):
-            if node < site.before:
+        for node in self._nodes_of_size().get(expr, ()):
+            if not node._erased and node < site.before:
                 return node
         for tensor in site.match.inputs.values():
             for dim, size in enumerate(tensor.meta["val"].shape):
@@ -246,6 +254,15 @@ class Emitter:
                 out = node
             return out
         raise _CannotBuild(f"no value of the graph has the size {expr}.")
+
+    def _nodes_of_size(self) -> dict[sympy.Expr, list[Node]]:
+        if self._sizes is None:
+            self._sizes = {}
+            for node in self._graph.nodes:
+                val = node.meta.get("val")
+                if isinstance(val, torch.SymInt):
+                    self._sizes.setdefault(val.node.expr, []).append(node)
+        return self._sizes
 
     def _redirect(self, site: Site, new_outputs: list[Node]) -> None:
         covered = set(site.covered)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -24,13 +25,14 @@ from .canonical import Canonical
 from .emit import Emitter
 from .example import example_graph
 from .expand import KernelExpander
-from .match import Bindings, Failure, Unifier
+from .match import Failure, Unifier
 from .near_miss import describe_failure, describe_reject
 from .record import Decompositions
+from .region import Region
 from .reject import DECLINED, Reject
 from .rule import Pattern, Rule
 from .site import Mutations, Site, find_site
-from .source import source_of
+from .source import innermost_line
 from .term import Term
 
 #: below this share of matched operations a candidate is another thing, not a near miss
@@ -48,6 +50,7 @@ class Rewritten:
 
     node: str
     sources: tuple[str, ...]
+    place: Any = field(default=None, compare=False, repr=False)  # the node itself
 
 
 @dataclass
@@ -106,7 +109,7 @@ class RuleResult:
         """The candidate that got furthest, of those that no other rule has taken since."""
         if self._canonical is None:
             return None
-        left = [m for m in self._missed if not any(n._erased for n in m.anchor.owners)]
+        left = [m for m in self._missed if m.anchor is None or not m.anchor._erased]
         if not any(m.matched == m.pattern.wanted for m in left):  # a refused match is the best
             left = [*self._partial(), *left]
         best = max(left, key=lambda m: m.matched, default=None)
@@ -122,7 +125,7 @@ class RuleResult:
             )
             for failure in failures:
                 if _is_near(failure, pattern):
-                    yield _Missed(failure.found, pattern, failure.matched, failure)
+                    yield _Missed(None, pattern, failure.matched, failure)
 
     def _from_the_end(self, pattern: Pattern) -> Iterator[Failure]:
         """How far the pattern goes at each value that has its last operation."""
@@ -137,20 +140,11 @@ class RuleResult:
                 yield unifier.failure
 
 
-@dataclass(frozen=True, eq=False)
-class _Found:
-    """A part of the graph that has the form of a pattern."""
-
-    pattern: Pattern
-    anchor: Term
-    bound: Bindings
-
-
 @dataclass(frozen=True)
 class _Missed:
     """A candidate that was not taken; the text is made only if it is the best one in the end."""
 
-    anchor: Term
+    anchor: Node | None
     pattern: Pattern
     matched: int
     why: Failure | Reject
@@ -204,7 +198,7 @@ class Session:
         self.graph = graph
         self.canonical = Canonical(engine._expand)
         self.canonical.add_graph(graph)
-        self._mutations = Mutations(graph)
+        self._mutations = Mutations(self.canonical.mutable_calls())
         self._emitter = Emitter(
             graph,
             self.canonical,
@@ -232,12 +226,12 @@ class Session:
                 if now is None:
                     continue
                 candidates = now
-            waiting: list[_Found] = []
-            for anchor in candidates.anchors(self.canonical):
-                found = self._match(pattern, anchor)
-                if found is not None and not self._take(found, result, refusal):
-                    waiting.append(found)
+            waiting: list[Region] = []
+            for region in self._regions(candidates):
+                if not self._take(region, result, refusal):
+                    waiting.append(region)
             self._take_together(waiting, result, refusal)
+        result.sites.sort(key=lambda site: site.place)
         return result
 
     def _dtypes(self, rule: Rule) -> list[torch.dtype]:
@@ -250,15 +244,32 @@ class Session:
         present = [d for d in rule.variants if d in self.canonical.dtypes]
         return sorted(present, key=lambda d: d.itemsize)
 
-    def _match(self, pattern: Pattern, anchor: Term) -> _Found | None:
-        if any([owner._erased for owner in anchor.owners]):
-            return None
-        bound = Unifier(exact=pattern.dtype is torch.float64).match(pattern.root, anchor)
-        return None if bound is None else _Found(pattern, anchor, bound)
+    def _regions(self, candidates: Candidates) -> Iterator[Region]:
+        """The matches one by one, while the caller rewrites those that it was given."""
+        pattern, canonical = candidates.pattern, self.canonical
+        tried: set[Term | Node] = set()
+        for anchor in candidates.anchors(canonical):
+            if anchor in tried or anchor.node in tried or not anchor.is_there:
+                continue
+            tried.add(anchor)
+            bound = Unifier(exact=pattern.dtype is torch.float64).match(pattern.root, anchor)
+            if bound is None:
+                continue
+            first = Region.of(pattern, anchor, bound, canonical)
+            tried.add(first.root)
+            others = canonical.calls(first.root.target) if first.form is not None else []
+            yield first
+            for node in others:
+                if node not in tried and not node._erased:
+                    assert first.form is not None
+                    region = first.form.find(node)
+                    if region is not None:
+                        tried.add(node)
+                        yield region
 
     def _take(
         self,
-        found: _Found,
+        region: Region,
         result: RuleResult,
         refusal: Reject | None,
         going: Collection[Node] | None = None,
@@ -268,27 +279,29 @@ class Session:
         ``going`` are the nodes of all matches that share values with this one; with them known,
         that is a refusal like any other.
         """
-        pattern, anchor = found.pattern, found.anchor
-        sources = _sources(found.bound)
-        site = self._site(found, going or ())
+        pattern, root = region.pattern, region.root
+        sources = _sources(region)
+        site = find_site(region, self.canonical, self._mutations, going or ())
         if going is None and isinstance(site, Reject) and site.code == "extra_user":
             return False
         made = self._rewrite(site, refusal) if isinstance(site, Site) else site
         if isinstance(made, Reject):
-            made = made.at(anchor.node or next(iter(anchor.owners), None))
+            made = made.at(root)
             result.refusals[made.code] += 1
             if made.code == _FUSED:
-                result._fused.update(anchor.owners)
+                result._fused.add(root)
+                result._fused.update(region.covered)
             else:
-                result._missed.append(_Missed(anchor, pattern, pattern.wanted, made))
+                result._missed.append(_Missed(root, pattern, pattern.wanted, made))
         elif made is None:
-            result._fused.update(anchor.owners)
+            result._fused.update(region.covered)
         else:
-            result.sites.append(Rewritten(_kernel_node(made), sources))
+            kernel = _kernel_node(made)
+            result.sites.append(Rewritten(kernel.name if kernel else "", sources, kernel))
         return True
 
     def _take_together(
-        self, waiting: list[_Found], result: RuleResult, refusal: Reject | None
+        self, waiting: list[Region], result: RuleResult, refusal: Reject | None
     ) -> None:
         """Rewrite the matches whose values are used outside, but only by one another.
 
@@ -296,17 +309,18 @@ class Session:
         """
         together = waiting
         while True:
-            going = {n for f in together for n in f.bound.covered}
-            kept = [f for f in together if isinstance(self._site(f, going), Site)]
+            going = {n for region in together for n in region.covered}
+            kept = [
+                region
+                for region in together
+                if isinstance(find_site(region, self.canonical, self._mutations, going), Site)
+            ]
             if len(kept) == len(together):
                 break
             together = kept
-        for found in waiting:
-            if not any(n._erased for n in found.bound.covered):
-                self._take(found, result, refusal, going if found in together else ())
-
-    def _site(self, found: _Found, going: Collection[Node]) -> Site | Reject:
-        return find_site(found.pattern, found.bound, self.canonical, self._mutations, going)
+        for region in waiting:
+            if not any(n._erased for n in region.covered):
+                self._take(region, result, refusal, going if region in together else ())
 
     def _rewrite(self, site: Site, refusal: Reject | None) -> list[Node] | Reject | None:
         return refusal.at(site.anchor) if refusal is not None else self._emitter.rewrite(site)
@@ -317,12 +331,13 @@ def _is_near(failure: Failure, pattern: Pattern) -> bool:
     return failure.matched + (failure.code != "op") >= _NEAR * pattern.wanted
 
 
-def _sources(bound: Bindings) -> tuple[str, ...]:
+def _sources(region: Region) -> tuple[str, ...]:
     """The model's lines that a match covers, outputs first."""
-    return tuple(dict.fromkeys(filter(None, map(source_of, bound.covered))))
+    traces = dict.fromkeys([n.meta.get("stack_trace") for n in region.covered])
+    return tuple(dict.fromkeys(filter(None, map(innermost_line, filter(None, traces)))))
 
 
-def _kernel_node(made: list[Node]) -> str:
+def _kernel_node(made: list[Node]) -> Node | None:
     views = {torch.ops.aten.reshape.default}
     named = [n for n in made if n.target not in views]
-    return (named or made)[0].name if made else ""
+    return (named or made)[0] if made else None

@@ -85,6 +85,11 @@ class Term:
     def is_read(self) -> bool:
         return self._reader is None
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the nodes that compute it are still in the graph."""
+        return not any(node._erased for node in self.owners)
+
     def become(self, other: Term) -> None:
         """Say what ``other`` says; the node stays."""
         self._reader = None
