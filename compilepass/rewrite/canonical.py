@@ -79,7 +79,7 @@ class Canonical:
         self._made_by: dict[Source, list[Term]] = {}
         self._used_by: dict[Term, dict[Term, Source]] = defaultdict(dict)
         self._counts: dict[str, int] = {}
-        self._spellings_read: set[str] = set()
+        self._spellings_read: set[Entry] = set()
         self._depth = 0
         self.dtypes: set[torch.dtype] = set()
         self.spelled: dict[Term, str] = {}  # values that an equivalence made, with its name
@@ -127,14 +127,17 @@ class Canonical:
 
     def read_spellings(self, op: str) -> None:
         """Read the nodes that compute an ``op`` together with some before them."""
-        if op not in self._spellings_read:
-            self.count(op)
-            self._spellings_read.add(op)
-            for entry in makers_of(op):
-                if entry.of:
-                    inner = [n for o in entry.of for n in self._makers(o, frozenset([op]))]
-                    for node in _users_named(inner, entry.ops):
-                        self._read_all(node)
+        for entry in makers_of(op):
+            if entry.of and entry not in self._spellings_read:
+                self._spellings_read.add(entry)
+                for node in self._users_of(entry, frozenset([op])):
+                    self._read_all(node)
+
+    def _users_of(self, entry: Entry, above: frozenset[str]) -> Iterator[Source]:
+        """The nodes to which ``entry`` may apply, found from the operands that it needs."""
+        if any(self._named.get(name) for name in entry.ops):
+            for op in entry.of - above:
+                yield from _users_named(list(self._makers(op, above)), entry.ops)
 
     def _is_there(self, term: Term) -> bool:
         return term in self._by_op[term.op]
@@ -173,8 +176,7 @@ class Canonical:
                 for name in entry.ops - above:
                     found.update(self._makers(name, above))
                 continue
-            inner = [n for o in entry.of if o not in above for n in self._makers(o, above)]
-            found.update(dict.fromkeys(_users_named(inner, entry.ops)))
+            found.update(dict.fromkeys(self._users_of(entry, above)))
         return found
 
     # -- keeping up with the graph ---------------------------------------------------------------
@@ -195,10 +197,10 @@ class Canonical:
         if key in self._kernel_keys:
             self._kernels[node] = None
         val = node.meta.get("val")
-        if isinstance(val, torch.Tensor):
-            self.dtypes.add(val.dtype)
-        elif type(val) in (tuple, list):
+        if type(val) in (tuple, list):
             self.dtypes.update([v.dtype for v in val if isinstance(v, torch.Tensor)])
+        elif (dtype := getattr(val, "dtype", None)) is not None:
+            self.dtypes.add(dtype)
         if self._counts:
             self._counts.clear()
             self._spellings_read.clear()

@@ -82,12 +82,6 @@ class _Call(NamedTuple):
     kwargs: Any
 
 
-class _Given(NamedTuple):
-    """A value from outside, known by its layout, or by its value if it is a number."""
-
-    kind: Any
-
-
 class Form:
     """The operations of a region and how they are wired, from its root downwards."""
 
@@ -95,7 +89,8 @@ class Form:
         self._region = region
         self._canonical = canonical
         self._inputs = set(region.inputs.values())
-        self._steps: list[_Call | _Given] = []
+        self._steps: list[_Call | None] = []
+        self._given: list[tuple[int, Any]] = []  # places outside, each with what must be there
         self._places: dict[Node, int] = {}
 
     @classmethod
@@ -112,6 +107,9 @@ class Form:
         nodes: list[Any] = [None] * len(self._steps)
         if not self._fits(0, root, nodes):
             return None
+        for place, kind in self._given:
+            if _kind(nodes[place]) != kind:
+                return None
         like, at = self._region, self._places
 
         def there(node: Node | None) -> Any:
@@ -133,14 +131,14 @@ class Form:
         if node in self._places:
             return _Place(self._places[node])
         place = self._places[node] = len(self._steps)
-        self._steps.append(_Given(None))
+        self._steps.append(None)
         if node not in self._inputs and (
             node in self._region.covered or self._canonical.is_transparent(node)
         ):
             step = _Call(node.target, self._template(node.args), self._template(node.kwargs))
             self._steps[place] = step
         else:
-            self._steps[place] = _Given(_kind(node))
+            self._given.append((place, _kind(node)))
         return _Place(place)
 
     def _template(self, value: Any) -> Any:
@@ -157,12 +155,12 @@ class Form:
             return nodes[place] is node
         step = self._steps[place]
         nodes[place] = node
-        if type(step) is _Given:
-            return bool(_kind(node) == step.kind)
-        if node.target is not step.target:  # type: ignore[union-attr]
+        if step is None:
+            return True
+        if node.target is not step.target:
             return False
-        return self._same(step.args, node.args, nodes) and (  # type: ignore[union-attr]
-            not (step.kwargs or node.kwargs) or self._same(step.kwargs, node.kwargs, nodes)  # type: ignore[union-attr]
+        return self._same(step.args, node.args, nodes) and (
+            not (step.kwargs or node.kwargs) or self._same(step.kwargs, node.kwargs, nodes)
         )
 
     def _same(self, want: Any, have: Any, nodes: list[Any]) -> bool:
@@ -183,6 +181,7 @@ class Form:
 
 
 def _kind(node: Node) -> Any:
+    """What must be equal of a value from outside: its layout, or itself if it is a number."""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
         return layout(value)

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import types
@@ -282,6 +283,7 @@ def _shape_names(rule: str, name: str, shape: Any) -> tuple[str | int, ...]:
     return tuple(shape)
 
 
+@functools.cache
 def _size(size: str | int) -> Size:
     if isinstance(size, int):
         return size
