@@ -8,6 +8,7 @@ that cannot be completed is undone.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ from .record import Call, MutationError, Recording, record
 from .region import Form
 from .reject import Reject
 from .site import Site
-from .term import same, size_of
+from .term import product, same, size_of
 from .trace import size_symbol
 from .verify import find_difference
 
@@ -309,8 +310,7 @@ def _is_done(site: Site, template: _Template) -> bool:
 def _shapes(site: Site, vals: dict[str, torch.Tensor]) -> dict[str, tuple[Any, ...]]:
     """The shape in which the replacement sees each input.
 
-    Leading sizes written ``...`` stay as they are in the graph where all inputs agree on them, and
-    become one size where they do not.
+    Leading sizes written ``...`` are those that most of its values have in the graph.
     """
     rule, dims = site.pattern.rule, site.match.dims
     known = {size_symbol(name): size for name, size in dims.items()}
@@ -321,10 +321,19 @@ def _shapes(site: Site, vals: dict[str, torch.Tensor]) -> dict[str, tuple[Any, .
     open_ = [name for name in shapes if rule.is_open(name)]
     if not open_:
         return shapes
-    lead = vals[open_[0]].shape[: 1 - len(shapes[open_[0]]) or None]
-    kept = {name: (*lead, *shapes[name][1:]) for name in open_}
-    if all(_same_shape(vals[name].shape, shape) for name, shape in kept.items()):
-        shapes.update(kept)
+    rows = shapes[open_[0]][0]
+    leads = [tuple(vals[name].shape[: 1 - len(shapes[name]) or None]) for name in open_]
+    given = [lead for lead in leads if same(product([size_of(s) for s in lead]), rows)]
+    wanted = [tuple(o.meta["val"].shape) for o in site.outputs if o is not None]
+
+    def fits(lead: Sequence[Any]) -> int:
+        """How many values have these leading sizes already, and need no view."""
+        return sum(_same_shape(lead, g) for g in given) + sum(
+            _same_shape(lead, w[: len(lead)]) for w in wanted
+        )
+
+    lead = max(given, key=fits, default=(rows,))
+    shapes.update({name: (*lead, *shapes[name][1:]) for name in open_})
     return shapes
 
 
@@ -340,7 +349,9 @@ def _viewed(tensor: torch.Tensor, shape: tuple[Any, ...]) -> torch.Tensor:
     unknown = [i for i, s in enumerate(sizes) if not isinstance(s, int)]
     if len(unknown) <= 1:
         return tensor.reshape([-1 if i in unknown else s for i, s in enumerate(sizes)])
-    return tensor.reshape([_sym_int(s, tensor) for s in sizes])
+    return tensor.reshape(
+        [s if isinstance(s, torch.SymInt) else _sym_int(size_of(s), tensor) for s in shape]
+    )
 
 
 def _sym_int(size: Any, tensor: torch.Tensor) -> Any:
