@@ -146,16 +146,17 @@ class Canonical:
         """The value of ``node``, if it was asked for before."""
         return self._terms.get(node)
 
-    def calls(self, target: Any) -> list[Node]:
+    def calls(self, target: Any) -> list[Any]:
         """The calls of ``target`` and of its other overloads."""
         return list(self._named.get(op_name(target), ()))
 
-    def mutable_calls(self) -> Iterator[Node]:
+    def mutable_calls(self) -> Iterator[Any]:
         """The calls of operations that may write to an operand."""
         for nodes in self._named.values():
-            target = next(iter(nodes)).target if nodes else None
-            if isinstance(target, torch._ops.OpOverload):
-                yield from (n for n in nodes if n.target._schema.is_mutable)
+            for node in nodes:
+                target = node.target
+                if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
+                    yield node
 
     def is_transparent(self, node: Source) -> bool:
         self.term(node)
@@ -190,13 +191,13 @@ class Canonical:
         key = id(node.target)  # the hash of an OpOverload is slow
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = self._named[op_name(node.target)]
+            group = self._groups[key] = self._named[op_name(node.target)]  # of all overloads
             if self._expand is not None and is_kernel(node.target):
                 self._kernel_keys.add(key)
         group[node] = None
         if key in self._kernel_keys:
             self._kernels[node] = None
-        val = node.meta.get("val")
+        val: Any = node.meta.get("val")
         if type(val) in (tuple, list):
             self.dtypes.update([v.dtype for v in val if isinstance(v, torch.Tensor)])
         elif (dtype := getattr(val, "dtype", None)) is not None:
@@ -249,7 +250,8 @@ class Canonical:
 
     def _look(self, node: Source) -> Term | None:
         """The value of ``node``, unread where it cannot be one that exists already."""
-        val, target = node.meta.get("val"), node.target
+        val: Any = node.meta.get("val")
+        target = node.target
         tensor = isinstance(val, torch.Tensor)
         if not tensor and not isinstance(val, (tuple, list)):
             return None
@@ -331,7 +333,7 @@ class Canonical:
 
     def _enter(self, node: Source, term: Term, made: Term) -> None:
         """Index ``term``, which says what was ``made`` for ``node``, and those made on the way."""
-        source = node.args[0] if node.target is operator.getitem else None
+        source: Any = node.args[0] if node.target is operator.getitem else None
         if source in self._outputs:  # it was made for the kernel that returns it
             self._by_op[made.op].pop(made, None)
             self._swap(made, term, self._outputs[source])
@@ -446,10 +448,12 @@ class Canonical:
         return None
 
     def _getitem(self, node: Source) -> Term:
-        source, index = node.args[0], node.args[1]
+        source: Any = node.args[0]
+        index: Any = node.args[1]
         base = self._read_all(source) if isinstance(source, (Node, Call)) else None
         if source in self._outputs:
-            return self._outputs[source][index]
+            made: Term = self._outputs[source][index]
+            return made
         if base is None or not isinstance(source.target, torch._ops.OpOverload):
             return self._leaf(node, "leaf")  # of a higher-order operator, say
         raw = Term(
@@ -466,7 +470,7 @@ class Canonical:
         op: Any = node.target
         operands, params = self._arguments(node)
         owners = () if isinstance(node, Call) else (node,)
-        out = node.meta.get("val")
+        out: Any = node.meta.get("val")
         tensor = isinstance(out, torch.Tensor)
         if self._expand is not None and is_kernel(op):
             expanded = self._expand(op, params, operands, owners)
@@ -604,7 +608,7 @@ def _sources(node: Source) -> list[Source]:
     return [a for a in flat if isinstance(a, Call)]
 
 
-def _users_named(nodes: list[Source], ops: frozenset[str]) -> Iterator[Node]:
+def _users_named(nodes: list[Any], ops: frozenset[str]) -> Iterator[Node]:
     """The users of ``nodes``, also through views and casts, that have one of these names."""
     todo, seen = list(nodes), set(nodes)
     while todo:

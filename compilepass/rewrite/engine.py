@@ -69,6 +69,7 @@ class RuleResult:
     _candidates: list[Candidates] = field(default_factory=list)
     _missed: list[_Missed] = field(default_factory=list)
     _fused: set[Node] = field(default_factory=set)  # calls that are what the rule would write
+    _made: set[Node] = field(default_factory=set)
 
     @property
     def count(self) -> int:
@@ -227,7 +228,7 @@ class Session:
                     continue
                 candidates = now
             waiting: list[Region] = []
-            for region in self._regions(candidates):
+            for region in self._regions(candidates, result._made):
                 if not self._take(region, result, refusal):
                     waiting.append(region)
             self._take_together(waiting, result, refusal)
@@ -244,8 +245,11 @@ class Session:
         present = [d for d in rule.variants if d in self.canonical.dtypes]
         return sorted(present, key=lambda d: d.itemsize)
 
-    def _regions(self, candidates: Candidates) -> Iterator[Region]:
-        """The matches one by one, while the caller rewrites those that it was given."""
+    def _regions(self, candidates: Candidates, made: Collection[Node]) -> Iterator[Region]:
+        """The matches one by one, while the caller rewrites those that it was given.
+
+        What it ``made`` is not looked at, so that a replacement may hold the pattern itself.
+        """
         pattern, canonical = candidates.pattern, self.canonical
         tried: set[Term | Node] = set()
         for anchor in candidates.anchors(canonical):
@@ -260,7 +264,7 @@ class Session:
             others = canonical.calls(first.root.target) if first.form is not None else []
             yield first
             for node in others:
-                if node not in tried and not node._erased:
+                if node not in tried and node not in made and not node._erased:
                     assert first.form is not None
                     region = first.form.find(node)
                     if region is not None:
@@ -296,6 +300,7 @@ class Session:
         elif made is None:
             result._fused.update(region.covered)
         else:
+            result._made.update(made)
             kernel = _kernel_node(made)
             result.sites.append(Rewritten(kernel.name if kernel else "", sources, kernel))
         return True

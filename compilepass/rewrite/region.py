@@ -22,6 +22,8 @@ from .term import Size, Term, size_of
 
 __all__ = ["Form", "Region"]
 
+_LARGEST = 150  # nodes of a form; beyond that, views by the hundred, sites are searched one by one
+
 
 @dataclass(frozen=True, eq=False)
 class Region:
@@ -73,7 +75,7 @@ def _free_casts(pattern: Pattern) -> list[Term]:
 class _Place(NamedTuple):
     """Stands for the node at a place of a form."""
 
-    index: int
+    number: int
 
 
 class _Call(NamedTuple):
@@ -100,6 +102,7 @@ class Form:
         form._visit(region.root)
         wanted = (*region.covered, *filter(None, (*region.inputs.values(), *region.outputs)))
         is_whole = None not in form._inputs and all(n in form._places for n in wanted)
+        is_whole = is_whole and len(form._places) < _LARGEST
         return form if is_whole else None
 
     def find(self, root: Node) -> Region | None:
@@ -132,8 +135,10 @@ class Form:
             return _Place(self._places[node])
         place = self._places[node] = len(self._steps)
         self._steps.append(None)
-        if node not in self._inputs and (
-            node in self._region.covered or self._canonical.is_transparent(node)
+        if (
+            len(self._places) < _LARGEST
+            and node not in self._inputs
+            and (node in self._region.covered or self._canonical.is_transparent(node))
         ):
             step = _Call(node.target, self._template(node.args), self._template(node.kwargs))
             self._steps[place] = step
@@ -166,7 +171,7 @@ class Form:
     def _same(self, want: Any, have: Any, nodes: list[Any]) -> bool:
         kind = type(want)
         if kind is _Place:
-            return isinstance(have, Node) and self._fits(want.index, have, nodes)
+            return isinstance(have, Node) and self._fits(want.number, have, nodes)
         if kind is list:
             if not isinstance(have, (tuple, list)) or len(want) != len(have):
                 return False

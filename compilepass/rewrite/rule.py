@@ -57,8 +57,9 @@ class Rule:
     ``inputs`` gives each tensor's shape as names of sizes, ``{"x": ("T", "H")}``. A pattern matches
     tensors of any rank with the same rows: the first size may be several dimensions in the graph.
     The replacement sees the shapes that are written here, and its outputs are viewed back; with
-    ``("...", "H")`` it sees the leading dimensions that most of the values have in the graph. ``check`` gets
-    the :class:`~compilepass.rewrite.Match` and returns ``None`` or ``match.reject("why")``.
+    ``("...", "H")`` it sees the leading dimensions that most of the values have in the graph.
+    ``check`` gets the :class:`~compilepass.rewrite.Match` and returns ``None`` or
+    ``match.reject("why")``.
     ``dtypes`` are the floating dtypes that the rule is for. ``training=True`` allows the rule in
     graphs that have a backward pass.
 

@@ -144,6 +144,7 @@ class _Sizes:
     def __init__(self, hints: Mapping[str, int], *, symbolic: bool = True) -> None:
         self._env = ShapeEnv(duck_shape=False, specialize_zero_one=False) if symbolic else None
         self.mode = FakeTensorMode(shape_env=self._env)
+        self.mode.cache_enabled = False  # sizes are new in each trace: it would never hit
         self._hints = dict(hints)
         self.names: dict[sympy.Symbol, sympy.Symbol] = {}  # PyTorch's symbol to ours
         self._symbols: dict[sympy.Symbol, sympy.Symbol] = {}  # ours to PyTorch's
