@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,8 @@ class Block:
 def blocks(text: str) -> Iterator[Block]:
     """The fenced blocks of a document; one that does not end is an error."""
     fence: re.Match[str] | None = None
-    start, lines = 0, []
+    start = 0
+    lines: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         match = FENCE.match(line)
         if fence is None and match:
@@ -170,7 +172,7 @@ def check_own_command(words: list[str], where: str) -> None:
     command = typer.main.get_command(cli.app)
     assert words, where
     if words[0].startswith("-"):
-        sub = command
+        sub: Any = command
     else:
         sub = getattr(command, "commands", {}).get(words[0])
         assert sub is not None, f"{where} (there is no such command)"
