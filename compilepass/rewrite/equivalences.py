@@ -272,12 +272,19 @@ def clamp_is_two_bounds(t: Term, b: Builder) -> Term | None:
 
 @equivalence("addmm")
 def addmm_is_mm_and_add(t: Term, b: Builder) -> Term | None:
-    """``addmm(bias, a, b)`` is ``a @ b + bias`` where alpha and beta are 1 (inexact)."""
-    if t.param("alpha") != 1 or t.param("beta") != 1:
-        return None
+    """``addmm(bias, a, b)`` is ``a @ b + bias`` (inexact).
+
+    A factor that is not 1 stays an argument, which no ``a @ b`` and no sum of a pattern has.
+    """
     bias, left, right = t.args
-    matrix = b.make("mm", (left, right), like=t, seen=t.seen[1:])
-    return b.make("add", (matrix, bias), (("alpha", 1),), like=t, seen=(matrix.shape, t.seen[0]))
+    alpha, beta = ((name, t.param(name)) for name in ("alpha", "beta"))
+    matrix = b.make("mm", (left, right), _unless_one(alpha), like=t, seen=t.seen[1:])
+    params = (("alpha", 1), *_unless_one(beta))
+    return b.make("add", (matrix, bias), params, like=t, seen=(matrix.shape, t.seen[0]))
+
+
+def _unless_one(factor: tuple[str, object]) -> tuple[tuple[str, object], ...]:
+    return () if factor[1] == 1 else (factor,)
 
 
 @equivalence("getitem")

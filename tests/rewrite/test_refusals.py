@@ -64,6 +64,10 @@ def biased(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return torch.relu(torch.addmm(b, x, w)).abs().amax(-1)
 
 
+def added_twice(x: Tensor, y: Tensor) -> Tensor:
+    return torch.relu(torch.add(torch.sin(x), y, alpha=2))
+
+
 def product(x: Tensor, w: Tensor) -> Tensor:
     return torch.relu(x @ w)
 
@@ -130,8 +134,9 @@ def by_mean_of_rows_given_as_a_column(x: Tensor) -> Tensor:
 CASES = [
     # arguments that the pattern does not name
     Case("alpha", "keyword", ADD_RELU, lambda x, y: torch.relu(torch.add(x, y, alpha=3)), (t(8, 64), t(8, 64))),
-    Case("addmm_alpha", "op", rule_of(biased, x=("T", "K"), w=("K", "N"), b=("N",)), lambda x, w, b: torch.relu(torch.addmm(b, x, w, alpha=2)).abs().amax(-1), (t(8, 16), t(16, 32), t(32))),
-    Case("addmm_beta", "op", rule_of(biased, x=("T", "K"), w=("K", "N"), b=("N",)), lambda x, w, b: torch.relu(torch.addmm(b, x, w, beta=0.5)).abs().amax(-1), (t(8, 16), t(16, 32), t(32))),
+    Case("addmm_alpha", "keyword", rule_of(biased, x=("T", "K"), w=("K", "N"), b=("N",)), lambda x, w, b: torch.relu(torch.addmm(b, x, w, alpha=2)).abs().amax(-1), (t(8, 16), t(16, 32), t(32))),
+    Case("addmm_beta", "keyword", rule_of(biased, x=("T", "K"), w=("K", "N"), b=("N",)), lambda x, w, b: torch.relu(torch.addmm(b, x, w, beta=0.5)).abs().amax(-1), (t(8, 16), t(16, 32), t(32))),
+    Case("factor_of_the_other_operand", "op", rule_of(added_twice, **ROWS), lambda x, y: torch.relu(torch.add(y, torch.sin(x), alpha=2)), (t(8, 64), t(8, 64))),
     Case("bias", "op", SHAPES["mm"], lambda x, w, b: torch.relu(torch.addmm(b, x, w)), (t(8, 16), t(16, 32), t(32))),
     Case("rounding_mode", "keyword", rule_of(lambda x, y: torch.relu(x / y), **ROWS), lambda x, y: torch.relu(torch.div(x, y, rounding_mode="floor")), (t(8, 64), t(8, 64))),
     Case("operands_of_cat", "arity", rule_of(joined, x=("T", "H"), y=("T", "H")), lambda x, y: torch.cat((x, y, x), -1).amax(-1), (t(8, 64), t(8, 64))),
@@ -206,6 +211,8 @@ def test_refused_with_its_code_and_left_as_it_was(case: Case) -> None:
 POSITIVE: Sequence[tuple[Rule, Callable[..., Any], tuple[Any, ...]]] = [
     (ADD_RELU, add_relu, (t(8, 64), t(8, 64))),
     (ADD_RELU, lambda x, y: torch.relu(y + x), (t(2, 8, 64), t(2, 8, 64))),
+    (rule_of(added_twice, **ROWS), added_twice, (t(8, 64), t(8, 64))),
+    (rule_of(biased, x=("T", "K"), w=("K", "N"), b=("N",)), biased, (t(8, 16), t(16, 32), t(32))),
     (RMS_NORM, lambda x, w: native.rms_norm(x, w, 1e-6), (t(64, 64), t(64))),
     (SHAPES["mean"], row_mean, (t(64, 64),)),
     (SHAPES["mean"], lambda x: x - x.mean(1)[:, None], (t(64, 64),)),
