@@ -17,8 +17,9 @@ from functools import partial
 from typing import Protocol
 
 import torch
+from torch.utils._sympy.functions import IntTrueDiv
 
-from .term import Shape, Term, const, product, same
+from .term import Shape, Size, Term, const, product, same
 
 __all__ = ["EQUIVALENCES", "Equivalence", "table"]
 
@@ -176,8 +177,10 @@ def _mean(t: Term, total: Term, count: object, b: Builder) -> Term | None:
     return b.make("mean", total.args, total.params, like=t, seen=total.seen, absorb=(total,))
 
 
-def _inverted(term: Term) -> int | None:
-    """The whole number ``n`` of the literal ``1 / n``, rounded to float32 or not."""
+def _inverted(term: Term) -> Size | None:
+    """The whole number ``n`` of ``1 / n``: of a size, or of a literal, rounded or not."""
+    if term.is_const and isinstance(term.value, IntTrueDiv) and term.value.args[0] == 1:
+        return term.value.args[1]
     if not term.is_const or not isinstance(term.value, float) or not 0 < term.value < 1:
         return None
     count = round(1 / term.value)
