@@ -37,6 +37,7 @@ class Failure:
     what: str = ""
     user: Term | None = None  # what has ``found`` as its operand, where that is a number
     matched: int = 0
+    bound: tuple[Term, ...] = ()  # what stands for the pattern's terms so far
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,8 @@ class Unifier:
             self._furthest = reached
             matched = sum(1 for q in self._order if q.op != "input" and q is not p)
             matched -= p.op in ("input", "const")  # then its user is what does not fit
-            self.failure = Failure(code, p, t, expected, actual, what, user, matched)
+            bound = (t, *self._terms.values())
+            self.failure = Failure(code, p, t, expected, actual, what, user, matched, bound)
         return False
 
     def _fail_operands(self, p: Term, t: Term) -> bool:

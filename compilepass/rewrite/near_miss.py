@@ -11,7 +11,7 @@ from ..reporting.records import NearMiss
 from .canonical import Canonical
 from .match import Failure
 from .reject import REJECT_CODES, Reject
-from .rule import Pattern, below
+from .rule import Pattern
 from .source import source_of
 from .term import Term
 
@@ -36,7 +36,7 @@ def describe_failure(pattern: Pattern, failure: Failure, canonical: Canonical) -
     """The near miss for a candidate that does not have the pattern's form."""
     node = _node_of(failure.found) or (_node_of(failure.user) if failure.user else None)
     what = f" ({failure.what})" if failure.what else ""
-    spelled = (canonical.spelled.get(t) for t in below(failure.user or failure.found))
+    spelled = (canonical.spelled.get(t) for t in failure.bound)
     return NearMiss(
         rule=str(pattern.rule),
         code=failure.code,
