@@ -50,7 +50,11 @@ def found(kernels: dict[str, int]) -> Counter[str]:
 
 @dataclass(frozen=True)
 class Plant:
-    """``goes_on``: later steps may use the first output. ``scale`` sets its input apart."""
+    """``goes_on``: later steps may use the first output.
+
+    ``scale`` sets the input apart: patterns of one kind may have the same input, those of different
+    kinds would share what each has inside.
+    """
 
     fn: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
     kernels: tuple[str, ...]
@@ -133,17 +137,17 @@ def gemma_norm_of_sum(a: Tensor, b: Tensor, w: Tensor) -> object:
     return rms_norm_gemma(a + b, w)
 
 
-@plant("norm and quant", goes_on=False)
+@plant("norm and quant", scale=0.5, goes_on=False)
 def quantised_norm(a: Tensor, b: Tensor, w: Tensor) -> object:
     return _quantised(rms_norm_llama(a, w))
 
 
-@plant("norm and quant", scale=1.25, goes_on=False)
+@plant("norm and quant", scale=1.5, goes_on=False)
 def quantised_torch_norm(a: Tensor, b: Tensor, w: Tensor) -> object:
     return _quantised(rms_norm_torch(a + b, w), -127, 127)
 
 
-@plant("norm and quant", scale=0.75, goes_on=False)
+@plant("norm and quant", scale=0.625, goes_on=False)
 def quantised_gemma_norm(a: Tensor, b: Tensor, w: Tensor) -> object:
     return _quantised(rms_norm_gemma(a, w))
 
