@@ -19,9 +19,10 @@ from functools import partial
 from typing import Protocol
 
 import torch
+from torch.utils._sympy.functions import IntTrueDiv
 
 from .operations import PROMOTING, REDUCTIONS
-from .term import Shape, Term, const, product, same
+from .term import Shape, Size, Term, const, product, same
 
 __all__ = ["EQUIVALENCES", "Equivalence", "table"]
 
@@ -234,8 +235,10 @@ def _mean(t: Term, total: Term, count: object, b: Builder) -> Term | None:
     return b.make("mean", total.args, total.params, like=t, seen=total.seen, absorb=(total,))
 
 
-def _inverted(term: Term) -> int | None:
-    """The whole number ``n`` of the literal ``1 / n``, rounded to float32 or not."""
+def _inverted(term: Term) -> Size | None:
+    """The whole number ``n`` of ``1 / n``: of a size, or of a literal, rounded or not."""
+    if term.is_const and isinstance(term.value, IntTrueDiv) and term.value.args[0] == 1:
+        return term.value.args[1]
     if not term.is_const or not isinstance(term.value, float) or not 0 < term.value < 1:
         return None
     count = round(1 / term.value)
@@ -330,12 +333,19 @@ def clamp_is_two_bounds(t: Term, b: Builder) -> Term | None:
 
 @equivalence("addmm", makes="mm add")
 def addmm_is_mm_and_add(t: Term, b: Builder) -> Term | None:
-    """``addmm(bias, a, b)`` is ``a @ b + bias`` where alpha and beta are 1 (inexact)."""
-    if t.param("alpha") != 1 or t.param("beta") != 1:
-        return None
+    """``addmm(bias, a, b)`` is ``a @ b + bias`` (inexact).
+
+    A factor that is not 1 stays an argument, which no ``a @ b`` and no sum of a pattern has.
+    """
     bias, left, right = t.args
-    matrix = b.make("mm", (left, right), like=t, seen=t.seen[1:])
-    return b.make("add", (matrix, bias), (("alpha", 1),), like=t, seen=(matrix.shape, t.seen[0]))
+    alpha, beta = ((name, t.param(name)) for name in ("alpha", "beta"))
+    matrix = b.make("mm", (left, right), _unless_one(alpha), like=t, seen=t.seen[1:])
+    params = (("alpha", 1), *_unless_one(beta))
+    return b.make("add", (matrix, bias), params, like=t, seen=(matrix.shape, t.seen[0]))
+
+
+def _unless_one(factor: tuple[str, object]) -> tuple[tuple[str, object], ...]:
+    return () if factor[1] == 1 else (factor,)
 
 
 @equivalence("getitem", makes="amax amin", of="max min")

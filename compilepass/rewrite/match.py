@@ -78,7 +78,7 @@ class Unifier:
 
     def match(self, pattern: Term, found: Term) -> Bindings | None:
         """Match from the pattern's output; ``failure`` says why not, if it came past the first."""
-        if pattern.op in _COMMUTES and not self._may_commute(pattern, found):
+        if _commutes(pattern) and not self._may_commute(pattern, found):
             return None
         if not self._all(((pattern, found, found), None)):
             return None
@@ -122,7 +122,7 @@ class Unifier:
             self._order.append(p)
             if p.op == "input" or p is self._gap:
                 continue
-            if len(p.args) == 2 and p.op in _COMMUTES:
+            if _commutes(p):
                 return self._commuted(p, t, goals)
             if not self._operation(p, t, t.args, t.seen):
                 return False
@@ -158,7 +158,7 @@ class Unifier:
         return p.op == t.op and p.dtype == t.dtype
 
     def _may_commute(self, p: Term, t: Term) -> bool:
-        if len(p.args) != 2 or len(t.args) != 2:
+        if len(t.args) != 2:
             return True
         return any(
             self._may_match(p.args[0], args[0]) and self._may_match(p.args[1], args[1])
@@ -314,10 +314,14 @@ class Unifier:
                 return self._fail("keyword", p, t, want, "nothing", name)
             if not self._value(want, found[name]):
                 numbers = _is_number(want) and _is_number(found[name])
-                code = "literal" if numbers and not _is_default(t, name, want) else "keyword"
+                is_default = name in (defaults := _defaults(t)) and defaults[name] == want
+                code = "literal" if numbers and not is_default else "keyword"
                 return self._fail(code, p, t, want, found[name], name)
         for name in found.keys() - {k for k, _ in p.params}:
-            return self._fail("keyword", p, t, "nothing", found[name], name)
+            default = _defaults(t).get(name)
+            return self._fail(
+                "keyword", p, t, "nothing" if default is None else default, found[name], name
+            )
         return True
 
     # -- numbers -------------------------------------------------------------------------------
@@ -372,6 +376,11 @@ class Unifier:
         )
 
 
+def _commutes(p: Term) -> bool:
+    """Whether the operands may change places: not where one of them has a factor."""
+    return p.op in _COMMUTES and len(p.args) == 2 and all(v in (None, 1) for _, v in p.params)
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, sympy.Expr)) and not isinstance(value, bool)
 
@@ -383,10 +392,9 @@ def _as_size(value: Any) -> Size | None:
     return value if _is_number(value) else None
 
 
-def _is_default(t: Term, name: str, value: Any) -> bool:
-    """Whether ``value`` is what the argument has where a call leaves it out."""
+def _defaults(t: Term) -> dict[str, Any]:
+    """What the arguments of the call that computes ``t`` have where they are left out."""
     schema = getattr(t.owners[0].target, "_schema", None) if t.owners else None
-    return schema is not None and any(
-        a.name == name and a.has_default_value() and a.default_value == value
-        for a in schema.arguments
-    )
+    if schema is None:
+        return {}
+    return {a.name: a.default_value for a in schema.arguments if a.has_default_value()}

@@ -79,6 +79,8 @@ def _expected(failure: Failure) -> str:
 def _found(failure: Failure) -> str:
     if failure.code == "binding":
         return _name(failure.actual)
+    if failure.code == "op" and _adds_bias(failure.found):
+        return _text(failure.found)
     return _text(failure.actual if failure.actual is not None else failure.found)
 
 
@@ -116,10 +118,18 @@ def _text(value: Any) -> str:
             return "a tensor"
         if value.op == "getitem":
             return value.args[0].op
+        if _adds_bias(value):
+            return "add of a bias"
         return value.op + _unusual(value)
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     return str(value).replace("$", "")
+
+
+def _adds_bias(term: Term) -> bool:
+    """Whether this is the addition inside ``addmm``, which no line of the model shows."""
+    calls = [n.target for n in term.owners]
+    return term.op == "add" and torch.ops.aten.addmm.default in calls
 
 
 def _unusual(term: Term) -> str:
@@ -134,6 +144,8 @@ def _unusual(term: Term) -> str:
 
 def _hint(failure: Failure) -> str:
     expected, found = _expected(failure), _found(failure)
+    if failure.code == "op" and _adds_bias(failure.found):
+        return "The rule has no bias here: leave it out (bias=False), or add a rule with one."
     hints = {
         "op": f"Compute this with {expected}, as the rule does, or add a rule for this form.",
         "arity": f"The rule takes {expected} operands here; add a rule for {found}.",
