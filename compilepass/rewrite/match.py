@@ -262,20 +262,21 @@ class Unifier:
         return pattern.is_const and have == ()
 
     def _axes(self, p: Term, t: Term, seen: tuple[Shape | None, ...], kind: str) -> bool:
-        for want, have in zip(p.seen, seen, strict=True):
+        for i, (want, have) in enumerate(zip(p.seen, seen, strict=True)):
+            which = f"operand {i + 1}" if len(seen) > 1 else ""
             if want is None or have is None:
                 if want is not have:
-                    return self._fail("shape", p, t, want, have)
+                    return self._fail("shape", p, t, want, have, which)
                 continue
             if kind == "exact":
                 if not self._same_dims(want, have):
-                    return self._fail("shape", p, t, self._known(want), have)
+                    return self._fail("shape", p, t, self._known(want), have, which)
                 continue
             groups = align(want, have, self._dims)
             if groups is None:
                 if kind == "reduction" and p.param("dim") != t.param("dim"):
                     return self._fail("dim", p, t, p.param("dim"), t.param("dim"))
-                return self._fail("shape", p, t, self._known(want), have)
+                return self._fail("shape", p, t, self._known(want), have, which)
             if len(want) == len(p.seen[0] or ()) and not self._along(p, t, have, groups, kind):
                 return False
         return True

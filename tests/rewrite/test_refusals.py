@@ -65,6 +65,10 @@ def biased(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return torch.relu(torch.addmm(b, x, w)).abs().amax(-1)
 
 
+def biased_twice(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return torch.relu(torch.addmm(b, x, w, alpha=3, beta=2))
+
+
 def added_twice(x: Tensor, y: Tensor) -> Tensor:
     return torch.relu(torch.add(torch.sin(x), y, alpha=2))
 
@@ -233,6 +237,11 @@ POSITIVE: Sequence[tuple[Rule, Callable[..., Any], tuple[Any, ...]]] = [
     (rule_of(added_twice, **ROWS), added_twice, (t(8, 64), t(8, 64))),
     (rule_of(biased, x=("T", "K"), w=("K", "N"), b=("N",)), biased, (t(8, 16), t(16, 32), t(32))),
     (RMS_NORM, lambda x, w: native.rms_norm(x, w, 1e-6), (t(64, 64), t(64))),
+    (
+        rule_of(biased_twice, x=("T", "K"), w=("K", "N"), b=("N",)),
+        biased_twice,
+        (t(8, 16), t(16, 32), t(32)),
+    ),
     (SHAPES["mean"], row_mean, (t(64, 64),)),
     (SHAPES["mean"], lambda x: x - x.mean(1)[:, None], (t(64, 64),)),
     (SHAPES["weight"], weighted, (t(64, 64), t(64))),
