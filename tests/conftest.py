@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,12 +11,24 @@ from hypothesis import settings
 
 from compilepass.config import cache_dir
 
-# `--hypothesis-profile=thorough` searches on, from a new seed that a failure prints
+# `--hypothesis-profile=thorough` searches on, from a new seed that the first lines show
 settings.register_profile(
     "default", deadline=None, max_examples=40, derandomize=True, print_blob=True
 )
 settings.register_profile("thorough", deadline=None, max_examples=3000, print_blob=True)
 settings.load_profile("default")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """A search that is another one each time starts from a seed that can be given again."""
+    if config.option.hypothesis_profile and config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(random.randrange(2**32))
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    seed = config.option.hypothesis_seed
+    return [f"--hypothesis-seed={seed}"] if seed is not None else []
 
 
 @pytest.fixture(scope="session", autouse=True)

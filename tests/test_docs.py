@@ -1,8 +1,9 @@
 """The documentation runs: every Python block is executed, every command exists.
 
 The blocks of one file are one program, in order, with the other lines as comments, so that line
-numbers in a traceback are the document's. Each file runs in a process and a folder of its own, and
-prints every line that its ``text`` blocks show.
+numbers in a traceback are the document's. Each file runs in a process and a folder of its own. A
+``text`` block is what the Python block before it prints, line numbers of files aside; a line ``…``
+stands for lines left out. ``scripts/docs/outputs.py`` writes what is printed into the documents.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,8 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 FENCE = re.compile(r"^```(?P<language>\w*)(?P<rest>.*)$")
+#: Printed after each Python block, with the line after the block.
+MARK = "\x1e"
 #: Commands of others, which a reader has or is told to install.
 FOREIGN = {"cd", "git", "pip", "pytest", "python", "source"}
 
@@ -39,7 +43,8 @@ class Block:
 def blocks(text: str) -> Iterator[Block]:
     """The fenced blocks of a document; one that does not end is an error."""
     fence: re.Match[str] | None = None
-    start, lines = 0, []
+    start = 0
+    lines: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         match = FENCE.match(line)
         if fence is None and match:
@@ -57,8 +62,44 @@ def program(text: str) -> str:
     out = [f"# {line}" for line in text.splitlines()]
     for block in blocks(text):
         if block.language == "python":
-            out[block.line - 1 : block.line - 1 + len(block.lines)] = block.lines
+            end = block.line - 1 + len(block.lines)
+            out[block.line - 1 : end] = block.lines
+            out[end] = f"print({MARK!r})"
     return "\n".join(out) + "\n"
+
+
+def run_document(path: Path, folder: Path) -> list[tuple[Block, list[str]]]:
+    """Run the Python blocks of a document in ``folder``; each ``text`` block with what was printed.
+
+    Raises ``AssertionError`` where they fail, and where a ``text`` block is before all of them.
+    """
+    text = path.read_text()
+    script = folder / f"{path.stem}.py"
+    script.write_text(program(text))
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("COMPILEPASS_")}
+    done = subprocess.run(
+        [sys.executable, script], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{name(path)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    printed = iter(done.stdout.split(f"{MARK}\n"))
+    pairs, output = [], None
+    for block in blocks(text):
+        if block.language == "python":
+            output = [line.rstrip() for line in next(printed).splitlines()]
+        elif block.language == "text":
+            assert output is not None, f"{name(path)}:{block.line}: what prints this?"
+            pairs.append((block, output))
+    return pairs
+
+
+def is_shown(shown: Sequence[str], printed: Sequence[str]) -> bool:
+    """Whether ``shown`` are the lines ``printed``, with ``…`` for some of them."""
+    parts = [r"(?:.*\n)*?" if s == "…" else re.escape(_numberless(s)) + r"\n" for s in shown]
+    return re.fullmatch("".join(parts), "".join(f"{_numberless(p)}\n" for p in printed)) is not None
+
+
+def _numberless(line: str) -> str:
+    return re.sub(r"\.py:\d+", ".py:N", line.rstrip())
 
 
 def commands(text: str) -> Iterator[tuple[int, list[str]]]:
@@ -87,27 +128,14 @@ documents = pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 
 
 @documents
-def test_python_blocks_run(path: Path, tmp_path: Path) -> None:
-    text = path.read_text()
-    if not any(block.language == "python" for block in blocks(text)):
+def test_python_blocks_run_and_print_what_is_shown(path: Path, tmp_path: Path) -> None:
+    if not any(block.language == "python" for block in blocks(path.read_text())):
         return
-    script = tmp_path / f"{path.stem}.py"
-    script.write_text(program(text))
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("COMPILEPASS_")}
-    done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, f"{name(path)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    printed = shown_lines(done.stdout.splitlines())
-    for block in blocks(text):
-        if block.language == "text":
-            missing = shown_lines(block.lines) - printed
-            assert not missing, f"shown but not printed: {missing}\n{done.stdout}"
-
-
-def shown_lines(lines: Iterable[str]) -> set[str]:
-    """Lines as they are compared: line numbers of files may change."""
-    return {re.sub(r"\.py:\d+", ".py:N", line.rstrip()) for line in lines}
+    for block, printed in run_document(path, tmp_path):
+        assert is_shown(block.lines, printed), (
+            f"{name(path)}:{block.line} shows something else than what is printed; "
+            f"scripts/docs/outputs.py {name(path)} would write\n" + "\n".join(printed)
+        )
 
 
 @documents
@@ -144,7 +172,7 @@ def check_own_command(words: list[str], where: str) -> None:
     command = typer.main.get_command(cli.app)
     assert words, where
     if words[0].startswith("-"):
-        sub = command
+        sub: Any = command
     else:
         sub = getattr(command, "commands", {}).get(words[0])
         assert sub is not None, f"{where} (there is no such command)"
@@ -181,5 +209,9 @@ def test_the_checks_find_what_is_wrong() -> None:
         ["compilepass", "run", "--x"],
         ["scripts/demo"],
     ]
+    assert is_shown(["a.py:1", "…", "z"], ["a.py:27", "b", "c", "z"])
+    assert is_shown(["…", "b"], ["b"])
+    assert not is_shown(["a"], ["a", "b"])
+    assert not is_shown(["…", "c", "b"], ["b", "c"])
     with pytest.raises(AssertionError, match="has no end"):
         list(blocks("```python\nx = 1\n"))

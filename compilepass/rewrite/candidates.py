@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from torch.fx import Node
 
 from ..kernels import find
-from .canonical import Canonical
+from .canonical import Canonical, Source
 from .match import Failure, Unifier
 from .rule import Pattern, below
 from .term import Term
@@ -30,30 +30,62 @@ _COMMON = frozenset(["add", "sub", "mul", "div", "neg", "cast", "slice", "recipr
 class Candidates:
     """The values of a graph that the signature operations of ``pattern`` may stand for.
 
-    There are two where several operations are equally rare: the one nearest to the output and the
-    one nearest to the inputs, so that a difference between them is seen from both sides.
+    There are two signatures where several operations are equally rare: the one nearest to the
+    output and the one nearest to the inputs, so that a difference between them is seen from both
+    sides. ``found`` are the values of the first, and ``complete`` says that no operation of the
+    pattern is known to be missing in the graph.
     """
 
     pattern: Pattern
-    signatures: tuple[tuple[Term, tuple[Term, ...]], ...]
+    signatures: tuple[Term, ...]
+    found: tuple[Term, ...]
+    complete: bool
 
     @classmethod
     def of(cls, pattern: Pattern, canonical: Canonical) -> Candidates | None:
         """The candidates in the graph as it is; ``None`` if it has no operation of the pattern."""
-        found = _there(pattern, canonical, common=False) or _there(pattern, canonical, common=True)
-        if not found:
-            return None
-        if len(found) > 1:
-            found.pop(pattern.root, None)  # each of those is tried anyway
         often = Counter(t.op for t in pattern.operations)
-        rank = {t: (often[t.op], len(found[t])) for t in found}
-        rarest = [t for t in found if rank[t] == min(rank.values())]
-        ends = dict.fromkeys((rarest[-1], rarest[0]))
-        return cls(pattern, tuple((t, found[t]) for t in ends))
+        rank = {t: (often[t.op], canonical.count(t.op)) for t in pattern.operations}
+        there = [t for t in pattern.operations if rank[t][1]]
+        complete = len(there) == len(pattern.operations)
+        for common in (False, True):
+            left = [t for t in there if (t.op in _COMMON) is common]
+            if len(left) > 1 and pattern.root in left:
+                left.remove(pattern.root)  # each of those is tried anyway
+            while left:
+                least = min(rank[t] for t in left)
+                rarest = [t for t in left if rank[t] == least]
+                found = _values(rarest[-1], canonical)
+                if found:
+                    return cls(
+                        pattern, tuple(dict.fromkeys((rarest[-1], rarest[0]))), found, complete
+                    )
+                complete = False
+                left.remove(rarest[-1])
+        return None
 
-    @property
-    def found(self) -> tuple[Term, ...]:
-        return self.signatures[0][1]
+    def anchors(self, canonical: Canonical) -> Iterator[Term]:
+        """The values that the pattern's root may stand for; the graph may change meanwhile."""
+        if not self.complete:
+            return
+        self._read_spellings(canonical)
+        path = self.pattern.path_from(self.signatures[0])
+        for value in self.found:
+            if not value.is_there:
+                continue
+            found = [value]
+            for step in path:
+                found = [
+                    user
+                    for value in found
+                    for user, _ in canonical.users(value)
+                    if user.op == step.op and user.dtype == step.dtype
+                ]
+            yield from found
+
+    def _read_spellings(self, canonical: Canonical) -> None:
+        for op in {t.op for t in self.pattern.operations}:
+            canonical.read_spellings(op)
 
     def misses(self, canonical: Canonical, fused: set[Node]) -> Iterator[Failure]:
         """How far the pattern goes at each candidate that still is there, one per source line.
@@ -61,8 +93,9 @@ class Candidates:
         Values of the calls in ``fused`` are none.
         """
         told: set[object] = set()
-        for signature, found in self.signatures:
-            for term in found:
+        self._read_spellings(canonical)
+        for i, signature in enumerate(self.signatures):
+            for term in _values(signature, canonical) if i else self.found:
                 if any(n._erased or n in fused for n in term.owners):
                     continue
                 line = term.owners[0].meta.get("stack_trace") if term.owners else None
@@ -76,16 +109,8 @@ class Candidates:
                     yield failure
 
 
-def _there(pattern: Pattern, canonical: Canonical, *, common: bool) -> dict[Term, tuple[Term, ...]]:
-    """The pattern's operations that the graph has, each with the values it computes there."""
-    found = {}
-    for term in pattern.operations:
-        if (term.op in _COMMON) is common:
-            values = canonical.by_op.get(term.op, ())
-            there = tuple(t for t in values if t.dtype == term.dtype)
-            if there:
-                found[term] = there
-    return found
+def _values(term: Term, canonical: Canonical) -> tuple[Term, ...]:
+    return tuple([t for t in canonical.values(term.op) if t.dtype == term.dtype])
 
 
 class _Attempt:
@@ -117,7 +142,9 @@ class _Attempt:
         first = gap or failure
         if first is None:
             return None
-        return replace(first, matched=min(self._unifier.matched, self._pattern.wanted - 1))
+        matched = min(self._unifier.matched, self._pattern.wanted - 1)
+        bound = (*first.bound, *self._unifier.terms.values())
+        return replace(first, matched=matched, bound=bound)
 
     def _upwards(self) -> Failure | None:
         bound = self._unifier.terms
@@ -136,7 +163,7 @@ class _Attempt:
 
     def _step(self, p: Term, source: Term) -> Failure | None:
         """Bind ``p`` to one of the values computed from ``source``, or say why none fits."""
-        users = list(self._canonical.users(source))
+        users = self._canonical.users(source)
         best: Failure | None = None
         for user, _ in users:
             if user.op == p.op and user.dtype == p.dtype:
@@ -147,7 +174,7 @@ class _Attempt:
                     best = failure
         return best or self._no_user(p, source, users)
 
-    def _no_user(self, p: Term, source: Term, users: list[tuple[Term, Node]]) -> Failure:
+    def _no_user(self, p: Term, source: Term, users: list[tuple[Term, Source]]) -> Failure:
         matched = set(self._unifier.terms.values())
         others = [(t, n) for t, n in users if t not in matched]
         for _, node in others:

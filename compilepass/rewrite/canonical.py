@@ -1,4 +1,4 @@
-"""Turn graph nodes into canonical :class:`Term` s, in one pass, and keep them up to date.
+"""Turn graph nodes into canonical :class:`Term` s, on demand, and keep them up to date.
 
 Patterns and graphs go through the same code, so a spelling needs to be known once: positional or
 keyword arguments and schema defaults, overloads, negative dimensions, views that keep the
@@ -16,13 +16,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Graph, Node
+from torch.utils._pytree import tree_flatten
 
-from .equivalences import EQUIVALENCES
+from .equivalences import EQUIVALENCES, Entry, makers_of, possible
 from .operations import (
+    LOOKED_THROUGH,
     OPERAND_SLOTS,
     PROMOTING,
     REDUCTIONS,
     VIEWS,
+    is_kernel,
     is_number,
     keeps_order,
     normal_params,
@@ -34,9 +37,12 @@ from .operations import (
 from .record import Call
 from .term import Shape, Term, const, size_of
 
-__all__ = ["Canonical", "Expand", "Operand"]
+__all__ = ["Canonical", "Expand", "Operand", "Source"]
 
 Source = Node | Call
+
+_CAST = frozenset(["cast"])
+_DEEP = 60  # levels of reading, each of a few calls, from which on it goes from the operands up
 
 
 class Operand(NamedTuple):
@@ -54,105 +60,315 @@ Expand = Callable[..., tuple[list[Term], list[Term]] | None]
 class Canonical:
     """The terms of one graph, indexed by operation.
 
-    ``expand`` turns a kernel call into the terms of its native outputs, or returns ``None``.
+    A term is read when it is first looked at. ``expand`` turns a kernel call into the terms of its
+    native outputs, or returns ``None``.
     """
 
     def __init__(self, expand: Expand | None = None) -> None:
         self._expand = expand
-        self._terms: dict[Source, Term] = {}
-        self._outputs: dict[Source, list[Term]] = {}  # of calls that return several tensors
+        self._named: dict[str, dict[Source, None]] = defaultdict(dict)  # nodes by operation
+        self._groups: dict[int, dict[Source, None]] = {}  # the same by the id of the target
+        self._kernels: dict[Source, None] = {}
+        self._kernel_keys: set[int] = set()
+        self._terms: dict[Source, Term | None] = {}
+        self._outputs: dict[Source, list[Term]] = {}  # of kernels that return several tensors
         self._through: dict[Source, Source] = {}  # a transparent node and what it looks through to
-        self.by_op: dict[str, dict[Term, None]] = defaultdict(dict)
+        self._by_op: dict[str, dict[Term, None]] = defaultdict(dict)  # of the terms that were read
         self._shapes: dict[Source, Shape | None] = {}
         self._made: list[Term] = []  # for the node at hand
         self._made_by: dict[Source, list[Term]] = {}
+        self._used_by: dict[Term, dict[Term, Source]] = defaultdict(dict)
+        self._counts: dict[str, int] = {}
+        self._spellings_read: set[Entry] = set()
+        self._depth = 0
+        self.dtypes: set[torch.dtype] = set()
         self.spelled: dict[Term, str] = {}  # values that an equivalence made, with its name
 
-    def _shape_of(self, node: Source) -> Shape | None:
-        """The shape of a tensor node; a symbolic size is looked up once."""
-        if node not in self._shapes:
-            val = _tensor(node)
-            sizes = tuple(val.shape) if val is not None else None
-            if sizes is not None and any(type(s) is not int for s in sizes):
-                sizes = tuple(size_of(s) for s in sizes)
-            self._shapes[node] = sizes
-        return self._shapes[node]
-
-    # -- reading -------------------------------------------------------------------------------
+    # -- asking --------------------------------------------------------------------------------
 
     def term(self, node: Source) -> Term | None:
+        """The value of ``node``; ``None`` for what is no tensor."""
+        if node in self._terms:
+            return self._terms[node]
+        self._depth += 1
+        try:
+            if self._depth > _DEEP:
+                self._read_below(node)
+            term = self._terms[node] = self._look(node)
+        finally:
+            self._depth -= 1
+        return term
+
+    def values(self, op: str) -> list[Term]:
+        """All values that ``op`` computes, in the order of the graph."""
+        for node in (*self._kernels, *self._makers(op, frozenset())):
+            self._read_all(node)
+        return sorted(self._by_op.get(op, ()), key=lambda term: term.owners[0])
+
+    def count(self, op: str) -> int:
+        """At most how many values ``op`` computes, kernel calls taken to compute one each."""
+        if op not in self._counts:
+            self._counts[op] = len(self._makers(op, frozenset())) + len(self._kernels)
+        return self._counts[op]
+
+    def users(self, term: Term) -> list[tuple[Term, Source]]:
+        """The values computed from ``term``, each with the node that computes it.
+
+        Those that an equivalence makes further on are among them after :meth:`read_spellings`.
+        """
+        todo = list(dict.fromkeys((term.node or term.owners[0], *term.owners)))
+        for node in todo:
+            for user in (node, *node.users):
+                result = self._read_all(user)
+                if result is term and user in self._through and user not in todo:
+                    todo.append(user)
+        used = self._used_by.get(term, {})
+        return [(t, maker) for t, maker in used.items() if term in t.args and self._is_there(t)]
+
+    def read_spellings(self, op: str) -> None:
+        """Read the nodes that compute an ``op`` together with some before them."""
+        for entry in makers_of(op):
+            if entry.of and entry not in self._spellings_read:
+                self._spellings_read.add(entry)
+                for node in self._users_of(entry, frozenset([op])):
+                    self._read_all(node)
+
+    def _users_of(self, entry: Entry, above: frozenset[str]) -> Iterator[Source]:
+        """The nodes to which ``entry`` may apply, found from the operands that it needs."""
+        if any(self._named.get(name) for name in entry.ops):
+            for op in entry.of - above:
+                yield from _users_named(list(self._makers(op, above)), entry.ops)
+
+    def _is_there(self, term: Term) -> bool:
+        return term in self._by_op[term.op]
+
+    def known(self, node: Node) -> Term | None:
+        """The value of ``node``, if it was asked for before."""
         return self._terms.get(node)
 
-    def users(self, term: Term) -> Iterator[tuple[Term, Node]]:
-        """The values computed from ``term``, each with the node that computes it."""
-        todo = [term.node] if term.node is not None else list(term.owners)
-        for node in todo:
-            for maker in (node, *node.users):
-                for made in self._made_by.get(maker, ()):
-                    if term in made.args:
-                        yield made, maker
-                if maker in self._through and self._terms.get(maker) is term and maker not in todo:
-                    todo.append(maker)
+    def calls(self, target: Any) -> list[Any]:
+        """The calls of ``target`` and of its other overloads."""
+        return list(self._named.get(op_name(target), ()))
+
+    def mutable_calls(self) -> Iterator[Any]:
+        """The calls of operations that may write to an operand."""
+        for nodes in self._named.values():
+            for node in nodes:
+                target = node.target
+                if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
+                    yield node
 
     def is_transparent(self, node: Source) -> bool:
+        self.term(node)
         return node in self._through
 
-    # -- building ------------------------------------------------------------------------------
+    def _read_all(self, node: Source) -> Term | None:
+        term = self.term(node)
+        if term is not None:
+            _ = term.op
+        return term
+
+    def _makers(self, op: str, above: frozenset[str]) -> dict[Source, None]:
+        """The nodes that may compute an ``op``, kernel calls left out."""
+        found = dict(self._named.get(op, ()))
+        above |= {op}
+        for entry in makers_of(op):
+            if not entry.of:
+                for name in entry.ops - above:
+                    found.update(self._makers(name, above))
+                continue
+            found.update(dict.fromkeys(self._users_of(entry, above)))
+        return found
+
+    # -- keeping up with the graph ---------------------------------------------------------------
 
     def add_graph(self, graph: Graph) -> None:
         for node in graph.nodes:
             self.add(node)
 
-    def add_all(self, calls: Iterable[Source]) -> None:
-        for call in calls:
-            self.add(call)
+    def add(self, node: Node) -> None:
+        """Take note of a node; what it computes is read when it is asked for."""
+        key = id(node.target)  # the hash of an OpOverload is slow
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = self._named[op_name(node.target)]  # of all overloads
+            if self._expand is not None and is_kernel(node.target):
+                self._kernel_keys.add(key)
+        group[node] = None
+        if key in self._kernel_keys:
+            self._kernels[node] = None
+        val: Any = node.meta.get("val")
+        if type(val) in (tuple, list):
+            self.dtypes.update([v.dtype for v in val if isinstance(v, torch.Tensor)])
+        elif (dtype := getattr(val, "dtype", None)) is not None:
+            self.dtypes.add(dtype)
+        if self._counts:
+            self._counts.clear()
+            self._spellings_read.clear()
 
-    def discard(self, node: Source) -> None:
+    def discard(self, node: Node) -> None:
         """Forget an erased node, and the values that existed through it alone."""
-        self._terms.pop(node, None)
-        self._shapes.pop(node, None)
-        self._outputs.pop(node, None)
-        self._through.pop(node, None)
+        for known in (self._terms, self._shapes, self._outputs, self._through, self._kernels):
+            known.pop(node, None)
+        self._named[op_name(node.target)].pop(node, None)
         for term in self._made_by.pop(node, ()):
-            self.by_op[term.op].pop(term, None)
+            self._by_op[term.op].pop(term, None)
 
     def replace(self, old: Term, node: Node, made: Iterable[Node]) -> None:
         """Let ``old``, which users still refer to, be the value that ``node`` now computes.
 
         ``made`` are the nodes of the edit; terms among them that use the value are told as well.
         """
-        new = self._terms[node]
-        if new is old:
+        new = self.term(node)
+        if new is old or new is None:
             return
-        self.by_op[old.op].pop(old, None)
-        self.by_op[new.op].pop(new, None)
-        for slot in Term.__slots__:
-            setattr(old, slot, getattr(new, slot))
-        self.by_op[old.op][old] = None
+        self._by_op[old.op].pop(old, None)
+        if new.is_read:
+            self._by_op[new.op].pop(new, None)
+            old.become(new)
+            old.node = new.node
+            self._by_op[old.op][old] = None
+        else:
+            old.forget(new.node, self)
         for maker in made:
             if self._terms.get(maker) is new:
                 self._terms[maker] = old
-            outputs = self._outputs.get(maker)
-            if outputs is not None:
-                self._outputs[maker] = [old if t is new else t for t in outputs]
-        for maker in made:
-            for term in self._made_by.get(maker, ()):
-                if new in term.args:
-                    term.args = tuple(old if a is new else a for a in term.args)
+            self._swap(new, old, self._outputs.get(maker, []))
+            self._swap(new, old, self._made_by.get(maker, []))
 
-    def add(self, node: Source) -> None:
+    def _swap(self, new: Term, old: Term, terms: list[Term]) -> None:
+        """Put ``old`` where ``new`` is among ``terms`` and their operands."""
+        for i, term in enumerate(terms):
+            if term is new:
+                terms[i] = old
+            elif new in term.args:
+                term.args = tuple([old if a is new else a for a in term.args])
+                if new in self._used_by:
+                    self._used_by[old][term] = self._used_by[new][term]
+
+    # -- reading a node --------------------------------------------------------------------------
+
+    def _look(self, node: Source) -> Term | None:
+        """The value of ``node``, unread where it cannot be one that exists already."""
+        val: Any = node.meta.get("val")
+        target = node.target
+        tensor = isinstance(val, torch.Tensor)
+        if not tensor and not isinstance(val, (tuple, list)):
+            return None
+        dtype = val.dtype if tensor else None
         if node.op != "call_function":
-            if node.op in ("placeholder", "get_attr") and _tensor(node) is not None:
-                self._leaf(node)
-            return
+            op = "input" if isinstance(node, Call) else "leaf"
+            return self._leaf(node, op)
+        if target is operator.getitem:
+            twin = self._twin(node)
+            if twin is not None:
+                self._through[node] = twin
+                return self.term(twin)
+        elif isinstance(target, torch._ops.OpOverload) and tensor and not is_kernel(target):
+            seen_through = self._transparent(node, op_name(target), val)
+            if seen_through is not None:
+                self._through[node], term = seen_through
+                return term
+            if self._may_be_an_operand(node, op_name(target)):
+                return self._operand_or_new(node)
+        return Term.unread(node, dtype, self)
+
+    def fill(self, term: Term) -> None:
+        """Read an unread term (:class:`.term.Reader`)."""
+        node: Any = term.node
+        outer, self._made = self._made, []
+        self._depth += 1
+        try:
+            if self._depth > _DEEP:
+                self._read_below(node)
+            made = self._read(node)
+            term.become(made)
+            self._enter(node, term, made)
+            if node in self._outputs:  # the values that are taken from it are those made inside
+                for user in node.users:
+                    self._read_all(user)
+        finally:
+            self._depth -= 1
+            self._made = outer
+
+    def shape_of(self, node: Source) -> Shape | None:
+        """The shape of a tensor node; a symbolic size is looked up once."""
+        if node not in self._shapes:
+            val = node.meta.get("val")
+            sizes = tuple(val.shape) if isinstance(val, torch.Tensor) else None
+            if sizes is not None and any(type(s) is not int for s in sizes):
+                sizes = tuple([size_of(s) for s in sizes])
+            self._shapes[node] = sizes
+        return self._shapes[node]
+
+    def _read_below(self, node: Source) -> None:
+        """Read all that ``node`` is computed from, operands first: graphs are deep."""
+        depth, self._depth = self._depth, 0
+        todo = list(_sources(node))
+        while todo:
+            last = todo[-1]
+            missing = [n for n in _sources(last) if n not in self._terms]
+            if missing and last not in self._terms:
+                todo += missing
+                continue
+            todo.pop()
+            self._read_all(last)
+        self._depth = depth
+
+    def _operand_or_new(self, node: Source) -> Term:
+        """The value of a node that may do nothing to one of its operands."""
+        outer, self._made = self._made, []
+        try:
+            made = self._read(node)
+            for source in _sources(node):
+                if self._terms.get(source) is made:
+                    self._through[node] = source
+                    return made
+            if not isinstance(node, Call):
+                made.node = node
+            self._enter(node, made, made)
+            return made
+        finally:
+            self._made = outer
+
+    def _enter(self, node: Source, term: Term, made: Term) -> None:
+        """Index ``term``, which says what was ``made`` for ``node``, and those made on the way."""
+        source: Any = node.args[0] if node.target is operator.getitem else None
+        if source in self._outputs:  # it was made for the kernel that returns it
+            self._by_op[made.op].pop(made, None)
+            self._swap(made, term, self._outputs[source])
+            self._swap(made, term, self._made_by[source])
+        else:
+            if made is not term:
+                self._swap(made, term, self._made)
+            if not self._made or self._made[-1] is not term:
+                self._made.append(term)
+        if made in self.spelled:
+            self.spelled[term] = self.spelled[made]
+        if isinstance(node, Call):
+            term.node = None
+        elif not term.owners:
+            term.owners = (node,)
+        for each in (*self._made, term):
+            self._by_op[each.op][each] = None
+            for arg in each.args:
+                self._used_by[arg][each] = node
+        self._made_by[node] = self._made
+
+    def _read(self, node: Source) -> Term:
         if node.target is operator.getitem:
-            self._getitem(node)
-            return
-        if not isinstance(node.target, torch._ops.OpOverload):
-            if _tensor(node) is not None:
-                self._leaf(node)
-            return
-        self._call(node)
+            return self._getitem(node)
+        if not isinstance(node.target, torch._ops.OpOverload) or getattr(node, "_erased", False):
+            return self._leaf(node, "leaf")
+        return self._call(node)
+
+    def _leaf(self, node: Source, op: str) -> Term:
+        val = node.meta["val"]
+        dtype = val.dtype if isinstance(val, torch.Tensor) else None
+        term = Term(op, shape=self.shape_of(node), dtype=dtype)
+        if not isinstance(node, Call):
+            term.node, term.owners = node, (node,)
+        return term
 
     def make(
         self,
@@ -184,124 +400,105 @@ class Canonical:
         return self._canonical(made)
 
     def _canonical(self, term: Term) -> Term:
-        for name, rewrite in EQUIVALENCES.get(term.op, ()):
-            out = rewrite(term, self)
+        for entry in EQUIVALENCES.get(term.op, ()):
+            if not self._may_apply(entry, term.args):
+                continue
+            out = entry.rewrite(term, self)
             if out is not None and out is not term:
-                self.spelled[out] = name
+                self.spelled[out] = entry.name
                 return out
         self._made.append(term)
         return term
 
-    def _leaf(self, node: Source) -> None:
-        val = _tensor(node)
-        assert val is not None
-        op = "input" if isinstance(node, Call) else "leaf"
-        self._enter(node, Term(op, shape=self._shape_of(node), dtype=val.dtype))
+    def _may_apply(self, entry: Entry, args: tuple[Term, ...]) -> bool:
+        """Whether the operands are such as the entry is for, without reading them."""
+        if entry.number and not any(a.is_const for a in args):
+            return False
+        return not entry.of or any(self._may_be(a, entry.of) for a in args)
 
-    def _enter(self, node: Source, term: Term) -> None:
-        """Make ``term`` the value of ``node`` and index the terms built on the way."""
-        if term.node is None and not isinstance(node, Call):
-            term.node = node
-        if not term.owners and not isinstance(node, Call):
-            term.owners = (node,)
-        self._terms[node] = term
-        if not self._made or self._made[-1] is not term:
-            self._made.append(term)
-        self._index(node)
+    def _may_be(self, term: Term, ops: frozenset[str]) -> bool:
+        if term.is_read:
+            return term.op in ops
+        node: Any = term.node
+        maker = node.args[0] if node.target is operator.getitem else node
+        if self._expand is not None and is_kernel(maker.target):
+            return term.op in ops
+        return not ops.isdisjoint(possible(op_name(node.target)))
 
-    def _index(self, node: Source) -> None:
-        """Enter the terms that were made for ``node``."""
-        for term in self._made:
-            self.by_op[term.op][term] = None
-        self._made_by[node] = self._made
-        self._made = []
+    def _may_be_an_operand(self, node: Source, name: str) -> bool:
+        """Whether the table may find that a node does nothing, such as ``x * 1``."""
+        for entry in EQUIVALENCES.get(name, ()):
+            if entry.may_vanish:
+                if entry.number and not any(type(a) in (int, float) for a in node.args):
+                    continue
+                if not entry.of:
+                    return True
+                terms = [self.term(n) for n in _sources(node)]
+                if any(t is not None and self._may_be(t, entry.of) for t in terms):
+                    return True
+        return False
 
-    def _alias(self, node: Source, term: Term, through: Source) -> None:
-        self._terms[node] = term
-        self._through[node] = through
-        self._made = []
-
-    def _getitem(self, node: Source) -> None:
+    def _twin(self, node: Source) -> Source | None:
+        """An earlier node that takes the same output of the same call."""
         source, index = node.args[0], node.args[1]
-        assert isinstance(index, int)
-        val = _tensor(node)
-        if val is None or not isinstance(source, (Node, Call)):
-            return
-        outputs = self._outputs.get(source)
-        if outputs is not None:  # an expanded kernel
-            term = outputs[index]
-            if term.node is None and not isinstance(node, Call):
-                term.node = node
-            self._terms[node] = term
-            if term.node is not node and not isinstance(node, Call):
-                self._through[node] = source
-            return
-        base = self._terms.get(source)
-        if base is None:  # of a higher-order operator, say
-            self._leaf(node)
-            return
+        if isinstance(source, Node):
+            for user in source.users:
+                if user is not node and user in self._terms and user.args[1:] == (index,):
+                    return user if user.target is operator.getitem else None
+        return None
+
+    def _getitem(self, node: Source) -> Term:
+        source: Any = node.args[0]
+        index: Any = node.args[1]
+        base = self._read_all(source) if isinstance(source, (Node, Call)) else None
+        if source in self._outputs:
+            made: Term = self._outputs[source][index]
+            return made
+        if base is None or not isinstance(source.target, torch._ops.OpOverload):
+            return self._leaf(node, "leaf")  # of a higher-order operator, say
         raw = Term(
             "getitem",
             (base,),
             (("index", index),),
-            shape=self._shape_of(node),
-            dtype=val.dtype,
+            shape=self.shape_of(node),
+            dtype=node.meta["val"].dtype,
             owners=() if isinstance(node, Call) else (node,),
         )
-        self._enter(node, self._canonical(raw))
+        return self._canonical(raw)
 
-    def _call(self, node: Source) -> None:
+    def _call(self, node: Source) -> Term:
         op: Any = node.target
         operands, params = self._arguments(node)
-        if self._expand is not None and op.namespace not in ("aten", "prims"):
-            owners = () if isinstance(node, Call) else (node,)
+        owners = () if isinstance(node, Call) else (node,)
+        out: Any = node.meta.get("val")
+        tensor = isinstance(out, torch.Tensor)
+        if self._expand is not None and is_kernel(op):
             expanded = self._expand(op, params, operands, owners)
             if expanded is not None:
                 outs, self._made = expanded
-                self._enter_expansion(node, outs)
-                return
-        val = node.meta.get("val")
-        out = val if isinstance(val, torch.Tensor) else None
-        if any(o.term is None for o in operands):
-            if out is not None:
-                self._leaf(node)
-            return
+                if tensor:
+                    return outs[0]
+                self._outputs[node] = outs
+                return Term("kernel", owners=owners)
+        args = tuple([o.term for o in operands if o.term is not None])
+        if len(args) < len(operands):
+            return self._leaf(node, "leaf")
         name = op_name(op)
-        args = tuple(o.term for o in operands if o.term is not None)
-        seen = tuple(o.shape for o in operands)
-        if out is not None and self._looks_through(node, name, operands, params, out):
-            return
-        shape = self._shape_of(node) if out is not None else None
+        seen = tuple([o.shape for o in operands])
         raw = Term(
             name,
             args,
             normal_params(name, params, seen),
-            shape=shape,
-            dtype=out.dtype if out is not None else None,
+            shape=self.shape_of(node) if tensor else None,
+            dtype=out.dtype if tensor else None,
             seen=seen,
-            owners=() if isinstance(node, Call) else (node,),
+            owners=owners,
         )
-        if name in PROMOTING and out is not None:
+        if tensor and name in PROMOTING:
             raw = self._promote(raw)
-        if name in REDUCTIONS and out is not None:
+        elif tensor and name in REDUCTIONS:
             raw = self._reduce_in_dtype(raw)
-        term = self._canonical(raw)
-        if term.node is not None or any(term is a for a in args):  # it is a value that exists
-            source = next(o.node for o in operands if o.term is term)
-            assert source is not None
-            self._alias(node, term, source)
-            return
-        self._enter(node, term)
-
-    def _enter_expansion(self, node: Source, outs: list[Term]) -> None:
-        if isinstance(node.meta.get("val"), torch.Tensor):
-            if outs[0].node is None and not isinstance(node, Call):
-                outs[0].node = node
-            self._terms[node] = outs[0]
-        else:
-            self._outputs[node] = outs
-            self._terms[node] = Term("kernel")
-        self._index(node)
+        return self._canonical(raw)
 
     def _arguments(self, node: Source) -> tuple[list[Operand], list[tuple[str, Any]]]:
         """The tensor operands, and the other arguments by name, defaults filled in."""
@@ -311,18 +508,17 @@ class Canonical:
         for i, (name, default) in enumerate(schema_slots(node.target)):
             value: Any = given[i] if i < len(given) else named.get(name, default)
             if isinstance(value, (Node, Call)):
-                shape = self._shape_of(value)
-                if shape is not None or not is_number(value.meta.get("val")):
-                    operands.append(Operand(name, self._terms.get(value), shape, value))
+                term = self.term(value)
+                if term is not None or not is_number(value.meta.get("val")):
+                    operands.append(Operand(name, term, self.shape_of(value), value))
                     continue
             elif isinstance(value, (list, tuple)) and any(
-                isinstance(v, (Node, Call)) and self._shape_of(v) is not None for v in value
+                isinstance(v, (Node, Call)) and self.shape_of(v) is not None for v in value
             ):
                 for v in value:
                     if v is not None:
-                        shape = self._shape_of(v)
-                        operands.append(Operand(name, self._terms.get(v), shape, v))
-                params.append((name, tuple(v is not None for v in value)))
+                        operands.append(Operand(name, self.term(v), self.shape_of(v), v))
+                params.append((name, tuple([v is not None for v in value])))
                 continue
             value = plain(value)
             if name in OPERAND_SLOTS and is_number(value):
@@ -331,38 +527,38 @@ class Canonical:
                 params.append((name, value))
         return operands, params
 
-    def _looks_through(
-        self,
-        node: Source,
-        name: str,
-        operands: list[Operand],
-        params: list[tuple[str, Any]],
-        out: torch.Tensor,
-    ) -> bool:
-        """Make a node that changes no element the same value as its operand."""
-        if not operands:
-            return False
-        _, term, seen, source = operands[0]
-        if term is None or seen is None or source is None:
-            return False
-        if (name in VIEWS and out.dtype == term.dtype) or (
-            name in ("expand", "permute", "slice", "transpose", "t")
-            and (keeps_order(name, seen, self._shape_of(node) or (), dict(params)))
+    def _transparent(
+        self, node: Source, name: str, out: torch.Tensor
+    ) -> tuple[Source, Term] | None:
+        """The operand and the value that a node has which changes no element of it."""
+        if (
+            name not in LOOKED_THROUGH
+            or not node.args
+            or not isinstance(node.args[0], (Node, Call))
         ):
-            self._alias(node, term, source)
-            return True
+            return None
+        source = node.args[0]
+        term = self.term(source)
+        if term is None or term.dtype is None:
+            return None
         if name != "cast":
-            return False
+            if out.dtype != term.dtype:
+                return None
+            if name in VIEWS or self._keeps_order(node, name, source):
+                return source, term
+            return None
         if out.dtype == term.dtype:
-            self._alias(node, term, source)
-            return True
-        inner = term
-        if inner.op == "cast" and inner.dtype in widened(inner.args[0].dtype):
-            origin = inner.args[0]
+            return source, term
+        if term.dtype in widened(out.dtype) and self._may_be(term, _CAST) and term.op == "cast":
+            origin = term.args[0]
             if origin.dtype == out.dtype:
-                self._alias(node, origin, source)
-                return True
-        return False
+                return source, origin
+        return None
+
+    def _keeps_order(self, node: Source, name: str, source: Source) -> bool:
+        _, params = self._arguments(node)
+        seen = self.shape_of(source)
+        return seen is not None and keeps_order(name, seen, self.shape_of(node) or (), dict(params))
 
     def _promote(self, raw: Term) -> Term:
         """Write out the cast that type promotion does to a narrower operand."""
@@ -404,6 +600,24 @@ def _with(term: Term, *, args: tuple[Term, ...] | None = None, params: Any = Non
     )
 
 
-def _tensor(node: Source) -> torch.Tensor | None:
-    val = node.meta.get("val")
-    return val if isinstance(val, torch.Tensor) else None
+def _sources(node: Source) -> list[Source]:
+    """The nodes that ``node`` is computed from."""
+    if isinstance(node, Node):
+        return list(node.all_input_nodes)
+    flat = tree_flatten((node.args, node.kwargs))[0]
+    return [a for a in flat if isinstance(a, Call)]
+
+
+def _users_named(nodes: list[Any], ops: frozenset[str]) -> Iterator[Node]:
+    """The users of ``nodes``, also through views and casts, that have one of these names."""
+    todo, seen = list(nodes), set(nodes)
+    while todo:
+        for user in todo.pop().users:
+            if user in seen or user.op != "call_function":
+                continue
+            name = op_name(user.target)
+            if name in ops:
+                yield user
+            if name in ops or name in LOOKED_THROUGH or name == "getitem":
+                seen.add(user)
+                todo.append(user)

@@ -10,7 +10,7 @@ import torch
 from .record import Recording
 from .reject import Reject
 from .rule import Rule
-from .term import product, same, size_of
+from .term import Shape, product, same, size_of
 
 __all__ = ["breaks_contract", "is_row_major", "layout", "shares_memory"]
 
@@ -19,12 +19,12 @@ def layout(val: Any) -> Any:
     """Everything about a value but its elements, for comparison; ``None`` for ``None``."""
     if val is None:
         return None
-    return (
-        tuple(size_of(s) for s in val.shape),
-        tuple(size_of(s) for s in val.stride()),
-        val.dtype,
-        val.device,
-    )
+    return _numbers(val.shape), _numbers(val.stride()), val.dtype, val.device
+
+
+def _numbers(sizes: Any) -> Shape:
+    """Sizes as ints and expressions, which can be compared without a guard."""
+    return tuple([s if type(s) is int else size_of(s) for s in sizes])
 
 
 def is_row_major(tensor: torch.Tensor) -> bool:

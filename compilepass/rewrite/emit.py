@@ -8,6 +8,7 @@ that cannot be completed is undone.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +24,10 @@ from .canonical import Canonical
 from .contract import breaks_contract, is_row_major, layout, shares_memory
 from .operations import is_split
 from .record import Call, MutationError, Recording, record
+from .region import Form
 from .reject import Reject
 from .site import Site
-from .term import same, size_of
+from .term import product, same, size_of
 from .trace import size_symbol
 from .verify import find_difference
 
@@ -62,12 +64,9 @@ class Emitter:
         self._verify, self._any_kernel = verify, any_kernel
         self._verified: dict[int, Reject | None] = {}  # by the template, which stands for its sites
         self._templates: dict[Any, _Template] = {}
+        self._by_form: dict[Form, _Template] = {}
         self._views: dict[Any, Node] = {}  # by what they view and how: many sites share a table
-        self._sizes: dict[sympy.Expr, list[Node]] = {}
-        for node in graph.nodes:
-            val = node.meta.get("val")
-            if isinstance(val, torch.SymInt):
-                self._sizes.setdefault(val.node.expr, []).append(node)
+        self._sizes: dict[sympy.Expr, list[Node]] | None = None
 
     def rewrite(self, site: Site) -> list[Node] | Reject | None:
         """Replace ``site``; the new nodes, a refusal, or ``None`` if it is fused already."""
@@ -87,7 +86,7 @@ class Emitter:
         wrong = self._difference(site, template, new_outputs) if self._verify else None
         if wrong is not None:
             return self._undo(made, wrong)
-        old = [self._canonical.term(o) if o is not None else None for o in site.outputs]
+        old = [self._canonical.known(o) if o is not None else None for o in site.outputs]
         self._redirect(site, new_outputs)
         if site.must_sort:
             _stable_sort(self._graph)
@@ -127,6 +126,13 @@ class Emitter:
     # -- recording -----------------------------------------------------------------------------
 
     def _template(self, site: Site) -> _Template:
+        if site.form is None:
+            return self._recorded(site)
+        if site.form not in self._by_form:
+            self._by_form[site.form] = self._recorded(site)
+        return self._by_form[site.form]
+
+    def _recorded(self, site: Site) -> _Template:
         vals = [node.meta["val"] for node in site.match.inputs.values()]
         outs = [o.meta["val"] if o is not None else None for o in site.outputs]
         numbers = tuple(site.match.numbers.items())
@@ -211,12 +217,15 @@ class Emitter:
                     return nodes[value]
                 if isinstance(value, torch.SymInt):
                     return self._size_node(value, site, made)
+                if isinstance(value, (tuple, list)):
+                    return type(value)(map(argument, value))
                 return value
 
             for call in template.recording.calls:
                 if call.op == "placeholder":
                     continue
-                args, kwargs = tree_map(argument, (call.args, call.kwargs))
+                args = tuple(map(argument, call.args))
+                kwargs = {name: argument(value) for name, value in call.kwargs.items()}
                 view = _view_key(call, args, kwargs) if call not in heirs else None
                 if (known := self._known_view(view, site.before)) is not None:
                     nodes[call] = known
@@ -239,8 +248,8 @@ class Emitter:
         expr = value.node.expr if isinstance(value, torch.SymInt) else value
         if expr.is_number:
             return int(expr)
-        for node in self._sizes.get(expr, ()):
-            if node < site.before:
+        for node in self._nodes_of_size().get(expr, ()):
+            if not node._erased and node < site.before:
                 return node
         for tensor in site.match.inputs.values():
             for dim, size in enumerate(tensor.meta["val"].shape):
@@ -259,6 +268,15 @@ class Emitter:
                 out = node
             return out
         raise _CannotBuild(f"no value of the graph has the size {expr}.")
+
+    def _nodes_of_size(self) -> dict[sympy.Expr, list[Node]]:
+        if self._sizes is None:
+            self._sizes = {}
+            for node in self._graph.nodes:
+                val = node.meta.get("val")
+                if isinstance(val, torch.SymInt):
+                    self._sizes.setdefault(val.node.expr, []).append(node)
+        return self._sizes
 
     def _redirect(self, site: Site, new_outputs: list[Node]) -> None:
         covered = set(site.covered)
@@ -315,9 +333,8 @@ def _is_done(site: Site, template: _Template) -> bool:
 def _shapes(site: Site, vals: dict[str, torch.Tensor]) -> dict[str, tuple[Any, ...]]:
     """The shape in which the replacement sees each input.
 
-    Leading sizes written ``...`` stay as they are in the graph where all inputs agree on them, and
-    become one size where they do not. Where inputs broadcast they are those in which the graph
-    uses each of them.
+    Leading sizes written ``...`` are those that most of its values have in the graph. Where inputs
+    broadcast they are those in which the graph uses each of them.
     """
     rule, dims = site.pattern.rule, site.match.dims
     known = {size_symbol(name): size for name, size in dims.items()}
@@ -331,10 +348,19 @@ def _shapes(site: Site, vals: dict[str, torch.Tensor]) -> dict[str, tuple[Any, .
     open_ = [name for name in shapes if rule.is_open(name)]
     if not open_:
         return shapes
-    lead = vals[open_[0]].shape[: 1 - len(shapes[open_[0]]) or None]
-    kept = {name: (*lead, *shapes[name][1:]) for name in open_}
-    if all(_same_shape(vals[name].shape, shape) for name, shape in kept.items()):
-        shapes.update(kept)
+    rows = shapes[open_[0]][0]
+    leads = [tuple(vals[name].shape[: 1 - len(shapes[name]) or None]) for name in open_]
+    given = [lead for lead in leads if same(product([size_of(s) for s in lead]), rows)]
+    wanted = [tuple(o.meta["val"].shape) for o in site.outputs if o is not None]
+
+    def fits(lead: Sequence[Any]) -> int:
+        """How many values have these leading sizes already, and need no view."""
+        return sum(_same_shape(lead, g) for g in given) + sum(
+            _same_shape(lead, w[: len(lead)]) for w in wanted
+        )
+
+    lead = max(given, key=fits, default=(rows,))
+    shapes.update({name: (*lead, *shapes[name][1:]) for name in open_})
     return shapes
 
 
@@ -350,7 +376,9 @@ def _viewed(tensor: torch.Tensor, shape: tuple[Any, ...]) -> torch.Tensor:
     unknown = [i for i, s in enumerate(sizes) if not isinstance(s, int)]
     if len(unknown) <= 1:
         return tensor.reshape([-1 if i in unknown else s for i, s in enumerate(sizes)])
-    return tensor.reshape([_sym_int(s, tensor) for s in sizes])
+    return tensor.reshape(
+        [s if isinstance(s, torch.SymInt) else _sym_int(size_of(s), tensor) for s in shape]
+    )
 
 
 def _sym_int(size: Any, tensor: torch.Tensor) -> Any:

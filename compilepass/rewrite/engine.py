@@ -12,24 +12,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
 from ..errors import PatternError
+from ..kernels import find
 from ..reporting.records import NearMiss
 from .candidates import Candidates
 from .canonical import Canonical
 from .emit import Emitter
 from .example import example_graph
 from .expand import KernelExpander
-from .match import Bindings, Failure, Unifier
+from .match import Failure, Unifier
 from .near_miss import describe_failure, describe_reject
 from .record import Decompositions
+from .region import Region
 from .reject import DECLINED, Reject
 from .rule import Pattern, Rule
 from .site import Mutations, Site, find_site
-from .source import source_of
+from .source import innermost_line
 from .term import Term
 
 #: below this share of matched operations a candidate is another thing, not a near miss
@@ -47,6 +50,7 @@ class Rewritten:
 
     node: str
     sources: tuple[str, ...]
+    place: Any = field(default=None, compare=False, repr=False)  # the node itself
 
 
 @dataclass
@@ -65,6 +69,7 @@ class RuleResult:
     _candidates: list[Candidates] = field(default_factory=list)
     _missed: list[_Missed] = field(default_factory=list)
     _fused: set[Node] = field(default_factory=set)  # calls that are what the rule would write
+    _made: set[Node] = field(default_factory=set)
 
     @property
     def count(self) -> int:
@@ -91,7 +96,7 @@ class RuleResult:
         for m in self._missed:
             if isinstance(m.why, Reject) and m.why.code == "numerics":
                 node = f" at {m.why.node.name}" if m.why.node is not None else ""
-                return f"{m.why.message}{node}: {m.why.found}, allowed {m.why.expected}"
+                return f"{m.why.message.removesuffix('.')}{node}: {m.why.found}, allowed {m.why.expected}"
         return ""
 
     @property
@@ -105,7 +110,7 @@ class RuleResult:
         """The candidate that got furthest, of those that no other rule has taken since."""
         if self._canonical is None:
             return None
-        left = [m for m in self._missed if not any(n._erased for n in m.anchor.owners)]
+        left = [m for m in self._missed if m.anchor is None or not m.anchor._erased]
         if not any(m.matched == m.pattern.wanted for m in left):  # a refused match is the best
             left = [*self._partial(), *left]
         best = max(left, key=lambda m: m.matched, default=None)
@@ -114,25 +119,33 @@ class RuleResult:
     def _partial(self) -> Iterator[_Missed]:
         assert self._canonical is not None
         for candidates in self._candidates:
-            for failure in candidates.misses(self._canonical, self._fused):
-                if _is_near(failure, candidates.pattern):
-                    yield _Missed(failure.found, candidates.pattern, failure.matched, failure)
+            pattern = candidates.pattern
+            failures = (
+                *candidates.misses(self._canonical, self._fused),
+                *self._from_the_end(pattern),
+            )
+            for failure in failures:
+                if _is_near(failure, pattern):
+                    yield _Missed(None, pattern, failure.matched, failure)
 
-
-@dataclass(frozen=True, eq=False)
-class _Found:
-    """A part of the graph that has the form of a pattern."""
-
-    pattern: Pattern
-    anchor: Term
-    bound: Bindings
+    def _from_the_end(self, pattern: Pattern) -> Iterator[Failure]:
+        """How far the pattern goes at each value that has its last operation."""
+        assert self._canonical is not None
+        for anchor in self._canonical.values(pattern.root.op):
+            if anchor.dtype != pattern.root.dtype or any(
+                n in self._fused or find(n.target) is not None for n in anchor.owners
+            ):
+                continue
+            unifier = Unifier(exact=pattern.dtype is torch.float64)
+            if unifier.match(pattern.root, anchor) is None and unifier.failure is not None:
+                yield unifier.failure
 
 
 @dataclass(frozen=True)
 class _Missed:
     """A candidate that was not taken; the text is made only if it is the best one in the end."""
 
-    anchor: Term
+    anchor: Node | None
     pattern: Pattern
     matched: int
     why: Failure | Reject
@@ -186,7 +199,7 @@ class Session:
         self.graph = graph
         self.canonical = Canonical(engine._expand)
         self.canonical.add_graph(graph)
-        self._mutations = Mutations(graph)
+        self._mutations = Mutations(self.canonical.mutable_calls())
         self._emitter = Emitter(
             graph,
             self.canonical,
@@ -207,42 +220,60 @@ class Session:
             candidates = Candidates.of(pattern, self.canonical)
             if candidates is not None:
                 result._candidates.append(candidates)
-        for pattern in patterns:
-            waiting: list[_Found] = []
-            for anchor in list(self.canonical.by_op.get(pattern.root.op, ())):
-                if anchor.dtype == pattern.root.dtype and anchor.op == pattern.root.op:
-                    found = self._match(pattern, anchor, result)
-                    if found is not None and not self._take(found, result, refusal):
-                        waiting.append(found)
+        for candidates in list(result._candidates):
+            pattern = candidates.pattern
+            if result.sites:  # another dtype's pattern has changed the graph
+                now = Candidates.of(pattern, self.canonical)
+                if now is None:
+                    continue
+                candidates = now
+            waiting: list[Region] = []
+            for region in self._regions(candidates, result._made):
+                if not self._take(region, result, refusal):
+                    waiting.append(region)
             self._take_together(waiting, result, refusal)
+        result.sites.sort(key=lambda site: site.place)
         return result
 
     def _dtypes(self, rule: Rule) -> list[torch.dtype]:
-        """The rule's dtypes that occur in the graph, so that only those patterns are traced."""
+        """The rule's dtypes that occur in the graph, so that only those patterns are traced.
+
+        The wider ones come last: their patterns are often parts of the others, between two casts.
+        """
         if len(rule.variants) == 1:
             return list(rule.variants)
-        present = {
-            t.dtype
-            for op in ("leaf", *self.canonical.by_op)
-            for t in self.canonical.by_op.get(op, ())
-        }
-        return [d for d in rule.variants if d in present]
+        present = [d for d in rule.variants if d in self.canonical.dtypes]
+        return sorted(present, key=lambda d: d.itemsize)
 
-    def _match(self, pattern: Pattern, anchor: Term, result: RuleResult) -> _Found | None:
-        if any(owner._erased for owner in anchor.owners):
-            return None
-        unifier = Unifier(exact=pattern.dtype is torch.float64)
-        bound = unifier.match(pattern.root, anchor)
-        if bound is not None:
-            return _Found(pattern, anchor, bound)
-        failure = unifier.failure
-        if failure is not None and _is_near(failure, pattern):
-            result._missed.append(_Missed(anchor, pattern, failure.matched, failure))
-        return None
+    def _regions(self, candidates: Candidates, made: Collection[Node]) -> Iterator[Region]:
+        """The matches one by one, while the caller rewrites those that it was given.
+
+        What it ``made`` is not looked at, so that a replacement may hold the pattern itself.
+        """
+        pattern, canonical = candidates.pattern, self.canonical
+        tried: set[Term | Node] = set()
+        for anchor in candidates.anchors(canonical):
+            if anchor in tried or anchor.node in tried or not anchor.is_there:
+                continue
+            tried.add(anchor)
+            bound = Unifier(exact=pattern.dtype is torch.float64).match(pattern.root, anchor)
+            if bound is None:
+                continue
+            first = Region.of(pattern, anchor, bound, canonical)
+            tried.add(first.root)
+            others = canonical.calls(first.root.target) if first.form is not None else []
+            yield first
+            for node in others:
+                if node not in tried and node not in made and not node._erased:
+                    assert first.form is not None
+                    region = first.form.find(node)
+                    if region is not None:
+                        tried.add(node)
+                        yield region
 
     def _take(
         self,
-        found: _Found,
+        region: Region,
         result: RuleResult,
         refusal: Reject | None,
         going: Collection[Node] | None = None,
@@ -252,27 +283,30 @@ class Session:
         ``going`` are the nodes of all matches that share values with this one; with them known,
         that is a refusal like any other.
         """
-        pattern, anchor = found.pattern, found.anchor
-        sources = _sources(found.bound)
-        site = self._site(found, going or ())
+        pattern, root = region.pattern, region.root
+        sources = _sources(region)
+        site = find_site(region, self.canonical, self._mutations, going or ())
         if going is None and isinstance(site, Reject) and site.code == "extra_user":
             return False
         made = self._rewrite(site, refusal) if isinstance(site, Site) else site
         if isinstance(made, Reject):
-            made = made.at(anchor.node or next(iter(anchor.owners), None))
+            made = made.at(root)
             result.refusals[made.code] += 1
             if made.code == _FUSED:
-                result._fused.update(anchor.owners)
+                result._fused.add(root)
+                result._fused.update(region.covered)
             else:
-                result._missed.append(_Missed(anchor, pattern, pattern.wanted, made))
+                result._missed.append(_Missed(root, pattern, pattern.wanted, made))
         elif made is None:
-            result._fused.update(anchor.owners)
+            result._fused.update(region.covered)
         else:
-            result.sites.append(Rewritten(_kernel_node(made), sources))
+            result._made.update(made)
+            kernel = _kernel_node(made)
+            result.sites.append(Rewritten(kernel.name if kernel else "", sources, kernel))
         return True
 
     def _take_together(
-        self, waiting: list[_Found], result: RuleResult, refusal: Reject | None
+        self, waiting: list[Region], result: RuleResult, refusal: Reject | None
     ) -> None:
         """Rewrite the matches whose values are used outside, but only by one another.
 
@@ -280,17 +314,18 @@ class Session:
         """
         together = waiting
         while True:
-            going = {n for f in together for n in f.bound.covered}
-            kept = [f for f in together if isinstance(self._site(f, going), Site)]
+            going = {n for region in together for n in region.covered}
+            kept = [
+                region
+                for region in together
+                if isinstance(find_site(region, self.canonical, self._mutations, going), Site)
+            ]
             if len(kept) == len(together):
                 break
             together = kept
-        for found in waiting:
-            if not any(n._erased for n in found.bound.covered):
-                self._take(found, result, refusal, going if found in together else ())
-
-    def _site(self, found: _Found, going: Collection[Node]) -> Site | Reject:
-        return find_site(found.pattern, found.bound, self.canonical, self._mutations, going)
+        for region in waiting:
+            if not any(n._erased for n in region.covered):
+                self._take(region, result, refusal, going if region in together else ())
 
     def _rewrite(self, site: Site, refusal: Reject | None) -> list[Node] | Reject | None:
         return refusal.at(site.anchor) if refusal is not None else self._emitter.rewrite(site)
@@ -301,12 +336,13 @@ def _is_near(failure: Failure, pattern: Pattern) -> bool:
     return failure.matched + (failure.code != "op") >= _NEAR * pattern.wanted
 
 
-def _sources(bound: Bindings) -> tuple[str, ...]:
+def _sources(region: Region) -> tuple[str, ...]:
     """The model's lines that a match covers, outputs first."""
-    return tuple(dict.fromkeys(filter(None, map(source_of, bound.covered))))
+    traces = dict.fromkeys([n.meta.get("stack_trace") for n in region.covered])
+    return tuple(dict.fromkeys(filter(None, map(innermost_line, filter(None, traces)))))
 
 
-def _kernel_node(made: list[Node]) -> str:
+def _kernel_node(made: list[Node]) -> Node | None:
     views = {torch.ops.aten.reshape.default}
     named = [n for n in made if n.target not in views]
-    return (named or made)[0].name if made else ""
+    return (named or made)[0] if made else None

@@ -11,14 +11,18 @@ multiplication with the reciprocal); all others are exact.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 import torch
+from torch.utils._sympy.functions import IntTrueDiv
 
-from .term import Shape, Term, const, product, same
+from .operations import PROMOTING, REDUCTIONS
+from .term import Shape, Size, Term, const, product, same
 
 __all__ = ["EQUIVALENCES", "Equivalence", "table"]
 
@@ -38,18 +42,73 @@ class Builder(Protocol):
 
 
 Equivalence = Callable[[Term, Builder], Term | None]
-EQUIVALENCES: dict[str, list[tuple[str, Equivalence]]] = defaultdict(list)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One spelling. It looks at terms of ``ops`` and gives terms of ``makes`` in their stead.
+
+    It need not be asked where no operand is one of ``of``, or no operand is a literal if it is
+    about a ``number``. ``may_vanish`` says that it may give an operand itself.
+    """
+
+    name: str
+    rewrite: Equivalence
+    ops: frozenset[str]
+    makes: frozenset[str]
+    of: frozenset[str]
+    number: bool
+    may_vanish: bool
+
+
+EQUIVALENCES: dict[str, list[Entry]] = defaultdict(list)
 
 _HALF = (torch.bfloat16, torch.float16)
 
 
-def equivalence(*ops: str) -> Callable[[Equivalence], Equivalence]:
+def equivalence(
+    *ops: str, makes: str = "", of: str = "", number: bool = False, may_vanish: bool = False
+) -> Callable[[Equivalence], Equivalence]:
+    """Enter a function into the table (:class:`Entry`); ``makes`` and ``of`` are lists of words."""
+
     def add(fn: Equivalence) -> Equivalence:
+        words = (frozenset(ops), frozenset(makes.split()), frozenset(of.split()))
+        entry = Entry(fn.__name__, fn, *words, number, may_vanish)
         for op in ops:
-            EQUIVALENCES[op].append((fn.__name__, fn))
+            EQUIVALENCES[op].append(entry)
         return fn
 
     return add
+
+
+#: type promotion and ``sum(x, dtype=…)`` write out their casts
+_CASTING = Entry(
+    "promotion",
+    lambda t, b: None,
+    PROMOTING | REDUCTIONS,
+    frozenset(["cast"]),
+    frozenset(),
+    number=False,
+    may_vanish=False,
+)
+
+
+@functools.cache
+def makers_of(op: str) -> tuple[Entry, ...]:
+    """The entries that give terms of ``op``."""
+    every = [_CASTING, *(e for entries in EQUIVALENCES.values() for e in entries)]
+    return tuple(dict.fromkeys(e for e in every if op in e.makes))
+
+
+@functools.cache
+def possible(op: str) -> frozenset[str]:
+    """What a node of ``op`` may be in canonical form."""
+    found, todo = {op}, [op]
+    while todo:
+        for entry in EQUIVALENCES.get(todo.pop(), ()):
+            todo += entry.makes - found
+            found |= entry.makes
+    return frozenset(found)
 
 
 def table() -> list[tuple[str, tuple[str, ...], str]]:
@@ -57,9 +116,9 @@ def table() -> list[tuple[str, tuple[str, ...], str]]:
     ops: dict[str, list[str]] = defaultdict(list)
     text: dict[str, str] = {}
     for op, entries in EQUIVALENCES.items():
-        for name, fn in entries:
-            ops[name].append(op)
-            text[name] = (fn.__doc__ or "").strip().splitlines()[0]
+        for entry in entries:
+            ops[entry.name].append(op)
+            text[entry.name] = (entry.rewrite.__doc__ or "").strip().splitlines()[0]
     return [(name, tuple(ops[name]), text[name]) for name in sorted(ops)]
 
 
@@ -67,7 +126,7 @@ def _is(term: Term, value: float) -> bool:
     return term.is_const and isinstance(term.value, (int, float)) and term.value == value
 
 
-@equivalence("pow")
+@equivalence("pow", makes="mul sqrt rsqrt", number=True)
 def power_is_product_or_root(t: Term, b: Builder) -> Term | None:
     """``x ** 2`` is ``x * x``; ``x ** 0.5`` is ``sqrt(x)``; ``x ** -0.5`` is ``rsqrt(x)``."""
     x, exponent = t.args[0], t.args[1]
@@ -80,19 +139,19 @@ def power_is_product_or_root(t: Term, b: Builder) -> Term | None:
     return None
 
 
-@equivalence("square")
+@equivalence("square", makes="mul")
 def square_is_product(t: Term, b: Builder) -> Term | None:
     """``square(x)`` is ``x * x``."""
     return b.make("mul", (t.args[0], t.args[0]), like=t, seen=(t.seen[0], t.seen[0]))
 
 
-@equivalence("rsub")
+@equivalence("rsub", makes="sub")
 def rsub_is_sub(t: Term, b: Builder) -> Term | None:
     """``rsub(x, y)`` is ``y - x``."""
     return b.make("sub", t.args[::-1], t.params, like=t, seen=t.seen[::-1])
 
 
-@equivalence("mul", "div", "add", "sub")
+@equivalence("mul", "div", "add", "sub", number=True, may_vanish=True)
 def identity_arithmetic(t: Term, b: Builder) -> Term | None:
     """``x * 1``, ``x / 1``, ``x + 0`` and ``x - 0`` are ``x``."""
     if len(t.args) != 2 or any(v not in (1, None) for _, v in t.params):
@@ -105,7 +164,7 @@ def identity_arithmetic(t: Term, b: Builder) -> Term | None:
     return None
 
 
-@equivalence("div")
+@equivalence("div", makes="rsqrt mul", of="sqrt")
 def division_by_root(t: Term, b: Builder) -> Term | None:
     """``x / sqrt(v)`` is ``x * rsqrt(v)``, ``1 / sqrt(v)`` is ``rsqrt(v)`` (inexact)."""
     if t.params and t.param("rounding_mode") is not None:
@@ -117,7 +176,7 @@ def division_by_root(t: Term, b: Builder) -> Term | None:
     return root if _is(x, 1) else b.make("mul", (x, root), like=t, seen=t.seen, absorb=(y,))
 
 
-@equivalence("reciprocal")
+@equivalence("reciprocal", makes="rsqrt", of="sqrt")
 def reciprocal_of_root(t: Term, b: Builder) -> Term | None:
     """``reciprocal(sqrt(v))`` is ``rsqrt(v)`` (inexact)."""
     root = t.args[0]
@@ -126,7 +185,7 @@ def reciprocal_of_root(t: Term, b: Builder) -> Term | None:
     return b.make("rsqrt", root.args, like=t, seen=root.seen, absorb=(root,))
 
 
-@equivalence("div")
+@equivalence("div", makes="reciprocal", number=True)
 def one_over_is_reciprocal(t: Term, b: Builder) -> Term | None:
     """``1 / x`` is ``reciprocal(x)``."""
     if _is(t.args[0], 1) and t.param("rounding_mode") is None:
@@ -134,7 +193,7 @@ def one_over_is_reciprocal(t: Term, b: Builder) -> Term | None:
     return None
 
 
-@equivalence("mul")
+@equivalence("mul", makes="div", of="reciprocal")
 def product_with_reciprocal(t: Term, b: Builder) -> Term | None:
     """``x * reciprocal(y)`` is ``x / y`` (inexact)."""
     for x, y in ((0, 1), (1, 0)):
@@ -150,7 +209,7 @@ def product_with_reciprocal(t: Term, b: Builder) -> Term | None:
     return None
 
 
-@equivalence("div")
+@equivalence("div", makes="mean", of="sum", number=True)
 def sum_over_count_is_mean(t: Term, b: Builder) -> Term | None:
     """``sum(x, dim) / n`` is ``mean(x, dim)`` where ``n`` is the size of ``dim``."""
     total, count = t.args
@@ -159,7 +218,7 @@ def sum_over_count_is_mean(t: Term, b: Builder) -> Term | None:
     return _mean(t, total, count.value, b)
 
 
-@equivalence("mul")
+@equivalence("mul", makes="mean", of="sum", number=True)
 def sum_times_inverse_count_is_mean(t: Term, b: Builder) -> Term | None:
     """``sum(x, dim) * (1 / n)`` is ``mean(x, dim)`` where ``dim`` has ``n`` elements (inexact)."""
     for total, inverse in (t.args, t.args[::-1]):
@@ -176,15 +235,17 @@ def _mean(t: Term, total: Term, count: object, b: Builder) -> Term | None:
     return b.make("mean", total.args, total.params, like=t, seen=total.seen, absorb=(total,))
 
 
-def _inverted(term: Term) -> int | None:
-    """The whole number ``n`` of the literal ``1 / n``, rounded to float32 or not."""
+def _inverted(term: Term) -> Size | None:
+    """The whole number ``n`` of ``1 / n``: of a size, or of a literal, rounded or not."""
+    if term.is_const and isinstance(term.value, IntTrueDiv) and term.value.args[0] == 1:
+        return term.value.args[1]
     if not term.is_const or not isinstance(term.value, float) or not 0 < term.value < 1:
         return None
     count = round(1 / term.value)
     return count if abs(count * term.value - 1) < 2.0**-23 else None
 
 
-@equivalence("mul")
+@equivalence("mul", makes="div", of="amax clamp_min", number=True)
 def largest_times_inverse_is_quotient(t: Term, b: Builder) -> Term | None:
     """``max(|x|) * (1 / n)`` is ``max(|x|) / n``, the scale of a quantisation (inexact)."""
     for x, y in ((0, 1), (1, 0)):
@@ -201,7 +262,7 @@ def _largest(term: Term) -> Term | None:
     return term if term.op == "amax" and term.args[0].op == "abs" else None
 
 
-@equivalence("clamp_min", "clamp_max")
+@equivalence("clamp_min", "clamp_max", of="round", may_vanish=True)
 def bounds_of_symmetric_quantisation(t: Term, b: Builder) -> Term | None:
     """``round(x / s)`` with ``s = max(|x|) / n`` needs no bounds of ``n`` or more."""
     steps = t.args[0]
@@ -223,7 +284,7 @@ def bounds_of_symmetric_quantisation(t: Term, b: Builder) -> Term | None:
     return steps if numbers and 0 < count <= bound else None
 
 
-@equivalence("sigmoid")
+@equivalence("sigmoid", makes="neg exp add reciprocal")
 def sigmoid_is_exp(t: Term, b: Builder) -> Term | None:
     """``sigmoid(x)`` is ``1 / (1 + exp(-x))``."""
     negative = b.make("neg", t.args, like=t, seen=t.seen)
@@ -232,7 +293,7 @@ def sigmoid_is_exp(t: Term, b: Builder) -> Term | None:
     return b.make("reciprocal", (below,), like=t)
 
 
-@equivalence("div")
+@equivalence("div", makes="cast neg exp add div", of="add")
 def silu_in_half_precision(t: Term, b: Builder) -> Term | None:
     """``x / (1 + exp(-x))`` of half-precision values is computed in float32 (inexact).
 
@@ -257,7 +318,7 @@ def silu_in_half_precision(t: Term, b: Builder) -> Term | None:
     return b.make("cast", (quotient,), (("dtype", t.dtype),), like=t, absorb=inside)
 
 
-@equivalence("clamp")
+@equivalence("clamp", makes="clamp_min clamp_max", may_vanish=True)
 def clamp_is_two_bounds(t: Term, b: Builder) -> Term | None:
     """``clamp(x, lo, hi)`` is ``clamp_max(clamp_min(x, lo), hi)``."""
     out = t.args[0]
@@ -270,17 +331,24 @@ def clamp_is_two_bounds(t: Term, b: Builder) -> Term | None:
     return out
 
 
-@equivalence("addmm")
+@equivalence("addmm", makes="mm add")
 def addmm_is_mm_and_add(t: Term, b: Builder) -> Term | None:
-    """``addmm(bias, a, b)`` is ``a @ b + bias`` where alpha and beta are 1 (inexact)."""
-    if t.param("alpha") != 1 or t.param("beta") != 1:
-        return None
+    """``addmm(bias, a, b)`` is ``a @ b + bias`` (inexact).
+
+    A factor that is not 1 stays an argument, which no ``a @ b`` and no sum of a pattern has.
+    """
     bias, left, right = t.args
-    matrix = b.make("mm", (left, right), like=t, seen=t.seen[1:])
-    return b.make("add", (matrix, bias), (("alpha", 1),), like=t, seen=(matrix.shape, t.seen[0]))
+    alpha, beta = ((name, t.param(name)) for name in ("alpha", "beta"))
+    matrix = b.make("mm", (left, right), _unless_one(alpha), like=t, seen=t.seen[1:])
+    params = (("alpha", 1), *_unless_one(beta))
+    return b.make("add", (matrix, bias), params, like=t, seen=(matrix.shape, t.seen[0]))
 
 
-@equivalence("getitem")
+def _unless_one(factor: tuple[str, object]) -> tuple[tuple[str, object], ...]:
+    return () if factor[1] == 1 else (factor,)
+
+
+@equivalence("getitem", makes="amax amin", of="max min")
 def values_of_max_are_amax(t: Term, b: Builder) -> Term | None:
     """The values of ``max(x, dim)`` and ``min(x, dim)`` are ``amax`` and ``amin``."""
     pair = t.args[0]
@@ -291,7 +359,7 @@ def values_of_max_are_amax(t: Term, b: Builder) -> Term | None:
     return b.make(f"a{pair.op}", pair.args, params, like=t, seen=pair.seen, absorb=(pair,))
 
 
-@equivalence("getitem")
+@equivalence("getitem", makes="slice", of="split split_with_sizes")
 def split_is_slice(t: Term, b: Builder) -> Term | None:
     """One part of ``split``, ``chunk`` or ``split_with_sizes`` is a ``slice``."""
     parts = t.args[0]
@@ -310,7 +378,7 @@ def split_is_slice(t: Term, b: Builder) -> Term | None:
     return b.make("slice", parts.args, params, like=t, seen=parts.seen)
 
 
-@equivalence("getitem")
+@equivalence("getitem", makes="select", of="unbind")
 def unbound_is_selected(t: Term, b: Builder) -> Term | None:
     """One part of ``unbind`` is a ``select``."""
     parts = t.args[0]
@@ -320,7 +388,7 @@ def unbound_is_selected(t: Term, b: Builder) -> Term | None:
     return b.make("select", parts.args, params, like=t, seen=parts.seen)
 
 
-@equivalence("select")
+@equivalence("select", makes="slice")
 def select_is_slice(t: Term, b: Builder) -> Term | None:
     """``select(x, dim, i)`` is a slice of one element."""
     shape, dim, index = t.seen[0], t.param("dim"), t.param("index")
@@ -331,7 +399,7 @@ def select_is_slice(t: Term, b: Builder) -> Term | None:
     return b.make("slice", t.args, params, like=t, seen=t.seen)
 
 
-@equivalence("slice")
+@equivalence("slice", makes="slice")
 def element_of_pairs_is_every_second(t: Term, b: Builder) -> Term | None:
     """``x[..., i]`` of rows of two is ``x[..., i::2]`` of the rows seen as one."""
     shape, dim = t.seen[0], t.param("dim")
@@ -344,7 +412,7 @@ def element_of_pairs_is_every_second(t: Term, b: Builder) -> Term | None:
     return b.make("slice", t.args, params, like=t, seen=(merged,))
 
 
-@equivalence("slice")
+@equivalence("slice", makes="slice")
 def slice_with_the_dims_after_it(t: Term, b: Builder) -> Term | None:
     """A slice is one of the dimension and all after it, seen as a single last one."""
     shape, dim = t.seen[0], t.param("dim")

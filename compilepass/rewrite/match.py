@@ -39,6 +39,7 @@ class Failure:
     what: str = ""
     user: Term | None = None  # what has ``found`` as its operand, where that is a number
     matched: int = 0
+    bound: tuple[Term, ...] = ()  # what stands for the pattern's terms so far
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Unifier:
 
     def match(self, pattern: Term, found: Term) -> Bindings | None:
         """Match from the pattern's output; ``failure`` says why not, if it came past the first."""
-        if pattern.op in _COMMUTES and not self._may_commute(pattern, found):
+        if _commutes(pattern) and not self._may_commute(pattern, found):
             return None
         if not self._all(((pattern, found, found), None)):
             return None
@@ -129,7 +130,7 @@ class Unifier:
             self._order.append(p)
             if p.op == "input" or p is self._gap:
                 continue
-            if len(p.args) == 2 and p.op in _COMMUTES:
+            if _commutes(p):
                 return self._commuted(p, t, goals)
             if not self._operation(p, t, t.args, t.seen):
                 return False
@@ -165,7 +166,7 @@ class Unifier:
         return p.op == t.op and p.dtype == t.dtype
 
     def _may_commute(self, p: Term, t: Term) -> bool:
-        if len(p.args) != 2 or len(t.args) != 2:
+        if len(t.args) != 2:
             return True
         return any(
             self._may_match(p.args[0], args[0]) and self._may_match(p.args[1], args[1])
@@ -196,7 +197,8 @@ class Unifier:
             self._furthest = reached
             matched = sum(1 for q in self._order if q.op != "input" and q is not p)
             matched -= p.op in ("input", "const")  # then its user is what does not fit
-            self.failure = Failure(code, p, t, expected, actual, what, user, matched)
+            bound = (t, *self._terms.values())
+            self.failure = Failure(code, p, t, expected, actual, what, user, matched, bound)
         return False
 
     def _fail_operands(self, p: Term, t: Term) -> bool:
@@ -318,20 +320,21 @@ class Unifier:
         return pattern.is_const and have == ()
 
     def _axes(self, p: Term, t: Term, seen: tuple[Shape | None, ...], kind: str) -> bool:
-        for want, have in zip(p.seen, seen, strict=True):
+        for i, (want, have) in enumerate(zip(p.seen, seen, strict=True)):
+            which = f"operand {i + 1}" if len(seen) > 1 else ""
             if want is None or have is None:
                 if want is not have:
-                    return self._fail("shape", p, t, want, have)
+                    return self._fail("shape", p, t, want, have, which)
                 continue
             if kind == "exact":
                 if not self._same_dims(want, have):
-                    return self._fail("shape", p, t, self._known(want), have)
+                    return self._fail("shape", p, t, self._known(want), have, which)
                 continue
             groups = align(want, have, self._dims)
             if groups is None:
                 if kind == "reduction" and p.param("dim") != t.param("dim"):
                     return self._fail("dim", p, t, p.param("dim"), t.param("dim"))
-                return self._fail("shape", p, t, self._known(want), have)
+                return self._fail("shape", p, t, self._known(want), have, which)
             of_one_rank = p.op != "cat" and len(want) == len(p.seen[0] or ())
             if of_one_rank and not self._along(p, t, have, groups, kind):
                 return False
@@ -379,10 +382,14 @@ class Unifier:
                 return self._fail("keyword", p, t, want, "nothing", name)
             if not self._value(want, found[name]):
                 numbers = _is_number(want) and _is_number(found[name])
-                code = "literal" if numbers and not _is_default(t, name, want) else "keyword"
+                is_default = name in (defaults := _defaults(t)) and defaults[name] == want
+                code = "literal" if numbers and not is_default else "keyword"
                 return self._fail(code, p, t, want, found[name], name)
         for name in found.keys() - {k for k, _ in p.params}:
-            return self._fail("keyword", p, t, "nothing", found[name], name)
+            default = _defaults(t).get(name)
+            return self._fail(
+                "keyword", p, t, "nothing" if default is None else default, found[name], name
+            )
         return True
 
     # -- numbers -------------------------------------------------------------------------------
@@ -437,6 +444,11 @@ class Unifier:
         )
 
 
+def _commutes(p: Term) -> bool:
+    """Whether the operands may change places: not where one of them has a factor."""
+    return p.op in _COMMUTES and len(p.args) == 2 and all(v in (None, 1) for _, v in p.params)
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, sympy.Expr)) and not isinstance(value, bool)
 
@@ -448,10 +460,9 @@ def _as_size(value: Any) -> Size | None:
     return value if _is_number(value) else None
 
 
-def _is_default(t: Term, name: str, value: Any) -> bool:
-    """Whether ``value`` is what the argument has where a call leaves it out."""
+def _defaults(t: Term) -> dict[str, Any]:
+    """What the arguments of the call that computes ``t`` have where they are left out."""
     schema = getattr(t.owners[0].target, "_schema", None) if t.owners else None
-    return schema is not None and any(
-        a.name == name and a.has_default_value() and a.default_value == value
-        for a in schema.arguments
-    )
+    if schema is None:
+        return {}
+    return {a.name: a.default_value for a in schema.arguments if a.has_default_value()}

@@ -11,7 +11,7 @@ from ..reporting.records import NearMiss
 from .canonical import Canonical
 from .match import Failure
 from .reject import REJECT_CODES, Reject
-from .rule import Pattern, below
+from .rule import Pattern
 from .source import source_of
 from .term import Term
 
@@ -36,7 +36,7 @@ def describe_failure(pattern: Pattern, failure: Failure, canonical: Canonical) -
     """The near miss for a candidate that does not have the pattern's form."""
     node = _node_of(failure.found) or (_node_of(failure.user) if failure.user else None)
     what = f" ({failure.what})" if failure.what else ""
-    spelled = (canonical.spelled.get(t) for t in below(failure.user or failure.found))
+    spelled = (canonical.spelled.get(t) for t in failure.bound)
     return NearMiss(
         rule=str(pattern.rule),
         code=failure.code,
@@ -71,15 +71,23 @@ def describe_reject(pattern: Pattern, reject: Reject) -> NearMiss:
 
 
 def _expected(failure: Failure) -> str:
-    if failure.code == "binding":
-        return _name(failure.expected)
-    return _text(failure.expected if failure.expected is not None else failure.pattern)
+    return _side(failure, failure.pattern, failure.expected)
 
 
 def _found(failure: Failure) -> str:
+    if failure.code == "scalar":
+        return "a tensor"
+    return _side(failure, failure.found, failure.actual)
+
+
+def _side(failure: Failure, term: Term, value: Any) -> str:
+    """One side of a failure: the value that differs, or the operation where that is what does."""
     if failure.code == "binding":
-        return _name(failure.actual)
-    return _text(failure.actual if failure.actual is not None else failure.found)
+        return _name(value)
+    if failure.code == "dim":
+        dims = value if isinstance(value, (tuple, list)) else (value,)
+        return f"dim{'s' if len(dims) > 1 else ''} {', '.join(map(str, dims))}"
+    return _text(term if value is None or value == term.op else value)
 
 
 def _name(term: Term) -> str:
@@ -116,14 +124,34 @@ def _text(value: Any) -> str:
             return "a tensor"
         if value.op == "getitem":
             return value.args[0].op
+        if _adds_bias(value):
+            return "add of a bias"
+        if _is_silu(value):
+            return "silu"
         return value.op + _unusual(value)
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     return str(value).replace("$", "")
 
 
+def _adds_bias(term: Term) -> bool:
+    """Whether this is the addition inside ``addmm``, which no line of the model shows."""
+    calls = [n.target for n in term.owners]
+    return term.op == "add" and torch.ops.aten.addmm.default in calls
+
+
+def _is_silu(term: Term) -> bool:
+    """Whether this is ``x / (1 + exp(-x))``, as which compiled graphs have ``silu(x)``."""
+    if term.op != "div" or len(term.args) != 2 or term.args[1].op != "add":
+        return False
+    grown = next((a for a in term.args[1].args if a.op == "exp"), None)
+    return grown is not None and grown.args[0].op == "neg" and grown.args[0].args[0] is term.args[0]
+
+
 def _unusual(term: Term) -> str:
     """The arguments of a call that are not at their defaults, such as ``(alpha=2)``."""
+    if term.op in ("clamp_min", "clamp_max"):
+        return f"({', '.join(f'{k}={v}' for k, v in term.params)})"
     schema = getattr(term.owners[0].target, "_schema", None) if term.owners else None
     if schema is None:
         return ""
@@ -134,8 +162,10 @@ def _unusual(term: Term) -> str:
 
 def _hint(failure: Failure) -> str:
     expected, found = _expected(failure), _found(failure)
+    if failure.code == "op" and _adds_bias(failure.found):
+        return "The rule has no bias here: leave it out (bias=False), or add a rule with one."
     hints = {
-        "op": f"Compute this with {expected}, as the rule does, or add a rule for this form.",
+        "op": f"The rule has {expected} here: write it so, or add a rule for this form.",
         "arity": f"The rule takes {expected} operands here; add a rule for {found}.",
         "dtype": "Bring both sides to one dtype; the kernel would change the result's dtype.",
         "shape": "Bring the value to the rule's shape, or add a rule for this one.",

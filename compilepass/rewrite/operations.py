@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any
 
 import sympy
@@ -13,10 +14,12 @@ from .record import Call
 from .term import Shape, product, same, size_of
 
 __all__ = [
+    "LOOKED_THROUGH",
     "OPERAND_SLOTS",
     "PROMOTING",
     "REDUCTIONS",
     "VIEWS",
+    "is_kernel",
     "is_number",
     "is_split",
     "keeps_order",
@@ -44,6 +47,8 @@ VIEWS = frozenset(
     ]
 )
 SPLITS = frozenset(["split", "split_with_sizes", "unbind"])
+#: what may leave all elements as they are and in their order
+LOOKED_THROUGH = VIEWS | {"cast", "expand", "permute", "slice", "t", "transpose"}
 REDUCTIONS = frozenset(
     ["mean", "sum", "amax", "amin", "prod", "any", "all", "argmax", "argmin", "var", "std"]
 )
@@ -99,13 +104,21 @@ def schema_slots(op: Any) -> tuple[tuple[str, Any], ...]:
 
 
 @functools.cache
-def op_name(op: Any) -> str:
-    """One name for all overloads of an aten or prims op; the full name of any other."""
-    if op.namespace not in ("aten", "prims"):
-        return str(op)
-    packet: str = op.overloadpacket.__name__
+def is_kernel(target: Any) -> bool:
+    """Whether this is an op outside of PyTorch's own namespaces, which may have a native form."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prims")
+
+
+@functools.cache
+def op_name(target: Any) -> str:
+    """One name for all overloads of an aten or prims op; the full name of any other target."""
+    if target is operator.getitem:
+        return "getitem"
+    if not isinstance(target, torch._ops.OpOverload) or is_kernel(target):
+        return str(target)
+    packet: str = target.overloadpacket.__name__
     name = _NAMES.get(packet, packet)
-    if torch.Tag.pointwise in op.tags:
+    if torch.Tag.pointwise in target.tags:
         _kinds.setdefault(name, "pointwise")
     return name
 

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import types
@@ -60,9 +61,9 @@ class Rule:
     ``inputs`` gives each tensor's shape as names of sizes, ``{"x": ("T", "H")}``. A pattern matches
     tensors of any rank with the same rows: the first size may be several dimensions in the graph.
     The replacement sees the shapes that are written here, and its outputs are viewed back; with
-    ``("...", "H")`` it sees the leading dimensions as they are, unless the inputs disagree on them,
-    in which case they are one dimension. ``check`` gets
-    the :class:`~compilepass.rewrite.Match` and returns ``None`` or ``match.reject("why")``.
+    ``("...", "H")`` it sees the leading dimensions that most of the values have in the graph.
+    ``check`` gets the :class:`~compilepass.rewrite.Match` and returns ``None`` or
+    ``match.reject("why")``.
     ``dtypes`` are the floating dtypes that the rule is for. ``training=True`` allows the rule in
     graphs that have a backward pass.
 
@@ -214,6 +215,14 @@ class Pattern:
     def wanted(self) -> int:
         return len(self.operations)
 
+    def path_from(self, term: Term) -> list[Term]:
+        """The operations on one way from ``term``, which is left out, up to the root."""
+        path: list[Term] = []
+        while term is not self.root:
+            term = next(t for t in self.operations if term in t.args)
+            path.append(term)
+        return path
+
     @classmethod
     def of(cls, rule: Rule, dtype: torch.dtype, decompositions: Decompositions) -> Pattern:
         """Trace ``rule`` for ``dtype``; a :class:`PatternError` has the rule's name and place."""
@@ -301,6 +310,7 @@ def _shape_names(rule: str, name: str, shape: Any) -> tuple[str | int, ...]:
     return tuple(shape)
 
 
+@functools.cache
 def _size(size: str | int) -> Size:
     if isinstance(size, int):
         return size

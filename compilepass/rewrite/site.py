@@ -13,15 +13,14 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from .canonical import Canonical
-from .match import Bindings
 from .operations import is_split
+from .region import Form, Region
 from .reject import Reject
 from .rule import Pattern, Rule
-from .term import Shape, Size, Term, same, size_of
-from .trace import size_symbol
+from .term import Shape, Size
 
 __all__ = ["Match", "Mutations", "Site", "find_site"]
 
@@ -55,6 +54,7 @@ class Site:
     covered: tuple[Node, ...]
     before: Node
     must_sort: bool
+    form: Form | None = None  # sites of one form are replaced alike
 
     @property
     def anchor(self) -> Node:
@@ -62,11 +62,11 @@ class Site:
 
 
 class Mutations:
-    """The nodes of a graph that write to a tensor, with the storages that they write to."""
+    """Those of the ``nodes`` that write to a tensor, with the storages that they write to."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, nodes: Iterable[Node]) -> None:
         self.found: list[tuple[Node, set[int]]] = []
-        for node in graph.nodes:
+        for node in nodes:
             written = set(_written(node))
             if written:
                 self.found.append((node, written))
@@ -86,39 +86,30 @@ class Mutations:
 
 
 def find_site(
-    pattern: Pattern,
-    bound: Bindings,
-    canonical: Canonical,
-    mutations: Mutations,
-    going: Collection[Node] = (),
+    region: Region, canonical: Canonical, mutations: Mutations, going: Collection[Node] = ()
 ) -> Site | Reject:
-    """Check a unification and turn it into a site, or say what is unsafe about it.
+    """Check a region and turn it into a site, or say what is unsafe about it.
 
     ``going`` are nodes of other matches that are rewritten too: what they use is not needed.
     """
+    pattern, covered, numbers = region.pattern, region.covered, region.numbers
     rule = pattern.rule
-    inner = bound.inner
-    covered = bound.covered
     inputs: dict[str, Node] = {}
-    for name, term in pattern.traced.inputs.items():
-        node = bound.terms[term].node
+    for name, node in region.inputs.items():
         if node is None or node in covered or _is_part_of(node, covered):
             return Reject(
                 "partial_kernel",
                 f"{name} exists only inside a fused kernel that computes more than this rule.",
                 node or next(iter(covered)),
             )
-        inputs[name] = _as_used(pattern, name, bound, canonical, node)
-    numbers = {**bound.numbers, **{n: bound.dims[f"${n}"] for n in rule.integers}}
+        inputs[name] = node
     for name, value in numbers.items():
         if isinstance(value, sympy.Expr):
             return Reject("scalar", f"{name} is known only when the graph runs ({value}).")
-    out_terms = [bound.terms[t] for t in pattern.traced.outputs]
-    free = _shared_for_free(pattern, bound)
-    reject = _extra_user(inner, out_terms, free, covered, canonical, going)
+    reject = _extra_user(region, canonical, going)
     if reject is not None:
         return reject
-    outputs = tuple(t.node for t in out_terms)
+    outputs = region.outputs
     if not any(outputs):
         return Reject("partial_kernel", "no output of the match exists in the graph.")
     devices = {n.meta["val"].device for n in (*inputs.values(), *filter(None, outputs))}
@@ -133,61 +124,23 @@ def find_site(
         if reject is not None:
             return reject
     for guard in pattern.traced.guards:
-        known = {s: bound.dims.get(s.name, s) for s in guard.free_symbols}
+        known = {s: region.dims.get(s.name, s) for s in guard.free_symbols}
         if guard.xreplace(known) != sympy.true:
             return Reject("guard", f"the pattern was traced for {_text(guard)}.")
     match = Match(
         rule,
-        {name.removeprefix("$"): size for name, size in bound.dims.items()},
+        {name.removeprefix("$"): size for name, size in region.dims.items()},
         numbers,
         inputs,
         devices.pop(),
         pattern.dtype,
-        _leading(pattern, bound),
+        region.leading,
     )
     if rule.check is not None:
         refused = _run_check(rule, match)
         if refused is not None:
             return refused.at(outputs[0])
-    return Site(pattern, match, outputs, tuple(covered), before, must_sort)
-
-
-def _leading(pattern: Pattern, bound: Bindings) -> dict[str, Shape]:
-    if not bound.leading:
-        return {}
-    return {
-        name: bound.leading.get(term, bound.leading[None])
-        for name, term in pattern.traced.inputs.items()
-        if pattern.rule.is_open(name)
-    }
-
-
-def _as_used(
-    pattern: Pattern, name: str, bound: Bindings, canonical: Canonical, node: Node
-) -> Node:
-    """The view of an input that the match reads, where how inputs broadcast decides on one.
-
-    Sites that share a table share its view, which may be a copy.
-    """
-    lead = _leading(pattern, bound).get(name)
-    if lead is None:
-        return node
-    dims = {size_symbol(n.removeprefix("$")): s for n, s in bound.dims.items()}
-    rest = pattern.rule.specs(pattern.dtype)[name].shape[1:]
-    wanted = (*lead, *(s if isinstance(s, int) else size_of(s.xreplace(dims)) for s in rest))
-    covered = bound.covered
-    todo = [node]
-    while todo:
-        view = todo.pop()
-        shape = tuple(view.meta["val"].shape)
-        fits = len(shape) == len(wanted) and all(
-            same(size_of(a), b) for a, b in zip(shape, wanted, strict=True)
-        )
-        if fits and any(user in covered for user in view.users):
-            return view
-        through = (u for u in view.users if u not in covered and canonical.is_transparent(u))
-        todo += [u for u in through if canonical.term(u) is canonical.term(node)]
-    return node
+    return Site(pattern, match, outputs, tuple(covered), before, must_sort, region.form)
 
 
 def _mutated(
@@ -248,31 +201,17 @@ def _is_part_of(node: Node, covered: dict[Node, None]) -> bool:
     )
 
 
-def _shared_for_free(pattern: Pattern, bound: Bindings) -> set[Term]:
-    """Casts of an input: another user of one keeps it alive, and nothing is computed twice."""
-    return {
-        bound.terms[p]
-        for p in pattern.traced.terms
-        if p.op == "cast" and p.args[0].op == "input" and p not in pattern.traced.outputs
-    }
-
-
-def _extra_user(
-    inner: list[Term],
-    outputs: list[Term],
-    free: set[Term],
-    covered: dict[Node, None],
-    canonical: Canonical,
-    going: Collection[Node],
-) -> Reject | None:
-    spared = {t.node for t in (*outputs, *free)}
+def _extra_user(region: Region, canonical: Canonical, going: Collection[Node]) -> Reject | None:
+    covered = region.covered
+    spared = {*region.outputs, *region.free}
 
     def outside(node: Node) -> Iterator[Node]:
         for user in node.users:
             if user in covered or user in going:
                 continue
             if canonical.is_transparent(user) or _is_part_of(user, covered) or is_split(user):
-                if user not in spared and canonical.term(user) not in outputs:
+                value = canonical.term(user)
+                if user not in spared and (value is None or value.node not in region.outputs):
                     yield from outside(user)
             else:
                 yield user

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch.fx import Node
 
-__all__ = ["source_of"]
+__all__ = ["innermost_line", "source_of"]
 
 _FRAME = re.compile(
     r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<where>\S+)\n\s*(?P<code>.+)'
@@ -23,11 +23,12 @@ def source_of(node: Node | None) -> str:
     the line of the model.
     """
     trace = node.meta.get("stack_trace") if node is not None else None
-    return _innermost(trace) if trace else ""
+    return innermost_line(trace) if trace else ""
 
 
 @functools.lru_cache(4096)
-def _innermost(trace: str) -> str:
+def innermost_line(trace: str) -> str:
+    """The line of a stack trace that is not this package's own."""
     frames = list(_FRAME.finditer(trace))
     if not frames:
         return ""

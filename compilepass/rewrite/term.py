@@ -12,7 +12,8 @@ the same groups of dimensions (:func:`align`, :func:`broadcast_axes`).
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import contextlib
+from typing import Any, Protocol, TypeAlias
 
 import sympy
 import torch
@@ -36,6 +37,15 @@ BROADCASTS: tuple[tuple[str, Any], ...] = (("broadcasts", True),)
 Size: TypeAlias = Any  # an int or a sympy expression; sympy has no types
 Shape: TypeAlias = tuple[Size, ...]
 
+_READ = ("op", "args", "params", "seen", "shape", "owners")
+
+
+class Reader(Protocol):
+    """Reads what a term of a graph node is, when something about it is asked for."""
+
+    def fill(self, term: Term) -> None: ...
+    def shape_of(self, node: Any) -> Shape | None: ...
+
 
 class Term:
     """One canonical operation.
@@ -44,9 +54,12 @@ class Term:
     an expanded kernel or a rewritten spelling); ``owners`` are the nodes that disappear when the
     value is replaced. ``seen`` has, per argument, the shape in which it is used, which transparent
     views may have changed.
+
+    A term made with :meth:`unread` knows its node and dtype; the rest is read at the first access,
+    since rules look at a small part of a graph.
     """
 
-    __slots__ = ("args", "dtype", "node", "op", "owners", "params", "seen", "shape")
+    __slots__ = ("_reader", "args", "dtype", "node", "op", "owners", "params", "seen", "shape")
 
     def __init__(
         self,
@@ -60,10 +73,49 @@ class Term:
         node: Node | None = None,
         owners: tuple[Node, ...] = (),
     ) -> None:
+        self._reader: Reader | None = None
         self.op, self.args, self.params = op, args, params
         self.shape, self.dtype = shape, dtype
-        self.seen = tuple(a.shape for a in args) if seen is None else seen
+        self.seen = tuple([a.shape for a in args]) if seen is None else seen
         self.node, self.owners = node, owners
+
+    @classmethod
+    def unread(cls, node: Any, dtype: torch.dtype | None, reader: Reader) -> Term:
+        term = cls.__new__(cls)
+        term.node, term.dtype, term._reader = node, dtype, reader
+        return term
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _READ or self._reader is None:
+            raise AttributeError(name)
+        if name == "shape":
+            self.shape = self._reader.shape_of(self.node)
+        else:
+            self._reader.fill(self)
+        return getattr(self, name)
+
+    @property
+    def is_read(self) -> bool:
+        return self._reader is None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the nodes that compute it are still in the graph."""
+        return not any(node._erased for node in self.owners)
+
+    def become(self, other: Term) -> None:
+        """Say what ``other`` says; the node stays."""
+        self._reader = None
+        self.op, self.args, self.params = other.op, other.args, other.params
+        self.shape, self.dtype = other.shape, other.dtype
+        self.seen, self.owners = other.seen, other.owners
+
+    def forget(self, node: Any, reader: Reader) -> None:
+        """Be the unread value of ``node``, which has the same dtype."""
+        for slot in _READ:
+            with contextlib.suppress(AttributeError):
+                delattr(self, slot)
+        self.node, self._reader = node, reader
 
     def param(self, name: str) -> Any:
         for key, value in self.params:
@@ -73,7 +125,7 @@ class Term:
 
     @property
     def is_const(self) -> bool:
-        return self.op == "const"
+        return self.node is None and self.op == "const"  # without reading a graph's value
 
     @property
     def broadcasts(self) -> Term | None:

@@ -88,7 +88,6 @@ def trace(
                 hint="Make the derived value a parameter of its own.",
             )
     canonical = Canonical()
-    canonical.add_all(recording.calls)
     inputs = [canonical.term(c) for c in recording.inputs]
     outputs = [canonical.term(c) for c in recording.outputs]
     order = _in_order([t for t in (*inputs, *outputs) if t is not None])
@@ -113,6 +112,7 @@ def _record(
     salt: int,
 ) -> tuple[Recording, dict[float, str]]:
     """The recorded calls, and which literal stands for which number."""
+    sizes.declare([s for spec in tensors.values() for s in spec.shape])
     shapes = {name: [sizes.size(s) for s in spec.shape] for name, spec in tensors.items()}
     with sizes.mode:
         fakes = {
@@ -145,6 +145,7 @@ class _Sizes:
     def __init__(self, hints: Mapping[str, int], *, symbolic: bool = True) -> None:
         self._env = ShapeEnv(duck_shape=False, specialize_zero_one=False) if symbolic else None
         self.mode = FakeTensorMode(shape_env=self._env)
+        self.mode.cache_enabled = False  # sizes are new in each trace: it would never hit
         self._hints = dict(hints)
         self.names: dict[sympy.Symbol, sympy.Symbol] = {}  # PyTorch's symbol to ours
         self._symbols: dict[sympy.Symbol, sympy.Symbol] = {}  # ours to PyTorch's
@@ -164,13 +165,21 @@ class _Sizes:
         found = self._env.guards if self._env is not None else []
         return [g.expr.xreplace(self.names) for g in found]
 
+    def declare(self, sizes: Sequence[Size]) -> None:
+        """Make the symbols of ``sizes``, all by one example tensor, since each one takes long."""
+        found = {x for s in sizes if not isinstance(s, int) for x in s.free_symbols}
+        new = sorted(found - self._symbols.keys(), key=str)
+        if self._env is None or not new:
+            return
+        example = torch.empty([self._hint(s) for s in new], device="meta")
+        context: Any = StatelessSymbolicContext([DimDynamic.DYNAMIC] * len(new))
+        made: Any = self.mode.from_tensor(example, symbolic_context=context).shape
+        for symbol, size in zip(new, made, strict=True):
+            self._symbols[symbol] = size.node.expr
+            self.names[size.node.expr] = symbol
+
     def _symbol(self, symbol: sympy.Symbol) -> sympy.Symbol:
-        if symbol not in self._symbols:
-            example = torch.empty(self._hint(symbol), device="meta")
-            context: Any = StatelessSymbolicContext([DimDynamic.DYNAMIC])
-            size: Any = self.mode.from_tensor(example, symbolic_context=context).shape[0]
-            self._symbols[symbol] = made = size.node.expr
-            self.names[made] = symbol
+        self.declare([symbol])
         return self._symbols[symbol]
 
     def _hint(self, symbol: sympy.Symbol) -> int:

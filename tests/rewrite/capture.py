@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Graph
+from torch.fx import Graph, GraphModule, Node
 
 import compilepass as cp
 from compilepass import inductor
@@ -19,18 +19,31 @@ from compilepass.passmanager import PassContext, PassManager
 
 @dataclass(frozen=True)
 class Compiled:
-    """The graph after the passes, what it returned, and the records of the run and of a second."""
+    """The graph after the passes, what it returned, and the records of the run and of a second.
+
+    ``outputs`` and ``outputs_before`` are what the graph itself gave, with and without the passes.
+    """
 
     graph: Graph
     result: Any
     changes: int
     changes_again: int
+    outputs: tuple[Any, ...]
+    outputs_before: tuple[Any, ...]
 
     @property
     def kernels(self) -> dict[str, int]:
         """How often each kernel is called, by the op's short name."""
-        called = (n.target for n in self.graph.nodes if n.op == "call_function" and find(n.target))
-        return dict(Counter(str(op).split(".")[1] for op in called))
+        return dict(Counter(name for name, _ in self._calls()))
+
+    def kernels_of(self, dtype: torch.dtype) -> dict[str, int]:
+        """How often each kernel is called on a first operand of ``dtype``."""
+        return dict(Counter(name for name, node in self._calls() if _first(node).dtype == dtype))
+
+    def _calls(self) -> Iterator[tuple[str, Node]]:
+        for node in self.graph.nodes:
+            if node.op == "call_function" and find(node.target):
+                yield str(node.target).split(".")[1], node
 
 
 def compiled(
@@ -45,9 +58,18 @@ def compiled(
     manager = PassManager(plan(config), inductor.engine(), strict=True)
     graphs: list[Graph] = []
     changes: list[int] = []
+    outputs: list[tuple[Any, ...]] = []
 
     def run(graph: Graph, is_inference: bool) -> None:
         graphs.append(graph)
+        whole = graph.owning_module
+        before = GraphModule(whole, _copy(graph))
+
+        def keep(_: Any, args: tuple[Any, ...], out: tuple[Any, ...]) -> None:
+            if not outputs:  # the first call of a lazy module goes through it twice
+                outputs.extend((out, before(*args)))
+
+        whole.register_forward_hook(keep)
         for _ in range(2):
             record = manager.run(graph, PassContext("cpu", "fx", is_inference))
             changes.append(sum(p.changes for p in record.passes))
@@ -60,4 +82,15 @@ def compiled(
     with torch.no_grad():
         result = torch.compile(fn, backend=backend, dynamic=dynamic, fullgraph=True)(*args)
     (graph,) = graphs
-    return Compiled(graph, result, changes[0], changes[1])
+    return Compiled(graph, result, changes[0], changes[1], *outputs)
+
+
+def _first(node: Node) -> torch.Tensor:
+    val: torch.Tensor = node.all_input_nodes[0].meta["val"]
+    return val
+
+
+def _copy(graph: Graph) -> Graph:
+    copy = Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    return copy

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 WIDTH = 48
 EPS = 1e-6
@@ -183,6 +184,47 @@ def rms_norm_through_noop_transpose(x: Tensor, w: Tensor) -> Tensor:
     return w.view(1, -1) * normed.transpose(1, 0).squeeze(0).to(x.dtype)
 
 
+@norm
+def rms_norm_mean_of_dim_1(x: Tensor, w: Tensor) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1]).float()
+    root = torch.rsqrt(rows.pow(2).mean(1) + EPS)
+    return w * (rows * root[:, None]).to(x.dtype).reshape(x.shape)
+
+
+@norm
+def rms_norm_of_transposed_copy(x: Tensor, w: Tensor) -> Tensor:
+    return rms_norm_llama(x.transpose(0, -2).contiguous(), w)
+
+
+@norm
+def rms_norm_transposed_afterwards(x: Tensor, w: Tensor) -> Tensor:
+    return rms_norm_llama(x, w).transpose(-1, -2)
+
+
+class RMSNorm(nn.Module):
+    """With its eps as an attribute, which Dynamo makes an input under ``dynamic=True``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+        self.eps = EPS
+
+    def forward(self, x: Tensor) -> Tensor:
+        x32 = x.float()
+        root = torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * (x32 * root).to(x.dtype)
+
+
+MODULE = RMSNorm()
+TORCH_MODULE = nn.RMSNorm(WIDTH, eps=EPS)
+TORCH_MODULE_DEFAULT_EPS = nn.RMSNorm(WIDTH)
+
+
+@norm
+def rms_norm_module(x: Tensor, w: Tensor) -> Tensor:
+    return functional_call(MODULE, {"weight": w}, (x,))  # type: ignore[no-any-return]
+
+
 # -- RMSNorm, rounded after the weight -----------------------------------------------------------
 
 
@@ -194,6 +236,17 @@ def rms_norm_torch(x: Tensor, w: Tensor) -> Tensor:
 @norm
 def rms_norm_torch_default_eps(x: Tensor, w: Tensor) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), w)
+
+
+@norm
+def rms_norm_torch_module(x: Tensor, w: Tensor) -> Tensor:
+    return functional_call(TORCH_MODULE, {"weight": w}, (x,))  # type: ignore[no-any-return]
+
+
+@norm
+def rms_norm_torch_module_default_eps(x: Tensor, w: Tensor) -> Tensor:
+    module = TORCH_MODULE_DEFAULT_EPS
+    return functional_call(module, {"weight": w}, (x,))  # type: ignore[no-any-return]
 
 
 @norm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -22,8 +23,10 @@ def rule() -> cp.Rule:
     return cp.Rule(norm, fused, {"x": ("T", "H"), "w": ("H",)})
 
 
-def test_the_second_of_two_equal_rules_finds_everything_done() -> None:
-    model = compile_with_rules(rms_norm_llama, rule(), rule())
+@pytest.mark.parametrize("same", [True, False])
+def test_the_second_of_two_equal_rules_finds_everything_done(same: bool) -> None:
+    first = rule()
+    model = compile_with_rules(rms_norm_llama, first, first if same else rule())
     model(torch.randn(5, 16), torch.randn(16))
     (graph,) = cp.report(model).graphs
     counts = [len(r.sites) for p in graph.passes for r in p.rules]

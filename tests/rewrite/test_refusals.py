@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import compilepass as cp
 from compilepass.kernels import native
 from compilepass.rewrite import Match, Reject, Rule
 
 from .golden import golden, text_of
-from .one_rule import apply
+from .one_rule import apply, compile_with_rules
 
 ROWS = {"x": ("T", "H"), "y": ("T", "H")}
 
@@ -64,6 +65,14 @@ def biased(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return torch.relu(torch.addmm(b, x, w)).abs().amax(-1)
 
 
+def biased_twice(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return torch.relu(torch.addmm(b, x, w, alpha=3, beta=2))
+
+
+def added_twice(x: Tensor, y: Tensor) -> Tensor:
+    return torch.relu(torch.add(torch.sin(x), y, alpha=2))
+
+
 def product(x: Tensor, w: Tensor) -> Tensor:
     return torch.relu(x @ w)
 
@@ -107,6 +116,10 @@ SHAPES = {
 }
 
 
+#: refusals by what a rule puts in or by its own code, which cannot be seen before
+FROM_REPLACEMENTS = ("mutation", "contract", "layout", "cycle", "error", "check")
+
+
 @dataclass(frozen=True)
 class Case:
     """A function that must not be rewritten by ``rule``, with the code that says why."""
@@ -130,8 +143,9 @@ def by_mean_of_rows_given_as_a_column(x: Tensor) -> Tensor:
 CASES = [
     # arguments that the pattern does not name
     Case("alpha", "keyword", ADD_RELU, lambda x, y: torch.relu(torch.add(x, y, alpha=3)), (t(8, 64), t(8, 64))),
-    Case("addmm_alpha", "op", rule_of(biased, x=("T", "K"), w=("K", "N"), b=("N",)), lambda x, w, b: torch.relu(torch.addmm(b, x, w, alpha=2)).abs().amax(-1), (t(8, 16), t(16, 32), t(32))),
-    Case("addmm_beta", "op", rule_of(biased, x=("T", "K"), w=("K", "N"), b=("N",)), lambda x, w, b: torch.relu(torch.addmm(b, x, w, beta=0.5)).abs().amax(-1), (t(8, 16), t(16, 32), t(32))),
+    Case("addmm_alpha", "keyword", rule_of(biased, x=("T", "K"), w=("K", "N"), b=("N",)), lambda x, w, b: torch.relu(torch.addmm(b, x, w, alpha=2)).abs().amax(-1), (t(8, 16), t(16, 32), t(32))),
+    Case("addmm_beta", "keyword", rule_of(biased, x=("T", "K"), w=("K", "N"), b=("N",)), lambda x, w, b: torch.relu(torch.addmm(b, x, w, beta=0.5)).abs().amax(-1), (t(8, 16), t(16, 32), t(32))),
+    Case("factor_of_the_other_operand", "op", rule_of(added_twice, **ROWS), lambda x, y: torch.relu(torch.add(y, torch.sin(x), alpha=2)), (t(8, 64), t(8, 64))),
     Case("bias", "op", SHAPES["mm"], lambda x, w, b: torch.relu(torch.addmm(b, x, w)), (t(8, 16), t(16, 32), t(32))),
     Case("rounding_mode", "keyword", rule_of(lambda x, y: torch.relu(x / y), **ROWS), lambda x, y: torch.relu(torch.div(x, y, rounding_mode="floor")), (t(8, 64), t(8, 64))),
     Case("operands_of_cat", "arity", rule_of(joined, x=("T", "H"), y=("T", "H")), lambda x, y: torch.cat((x, y, x), -1).amax(-1), (t(8, 64), t(8, 64))),
@@ -172,6 +186,7 @@ CASES = [
     Case("view_of_interior_value_returned", "extra_user", rule_of(lambda x, y: torch.relu(x * y).abs(), **ROWS), lambda x, y: (torch.relu(z := x * y).abs(), z.reshape(-1)), (t(8, 64), t(8, 64))),
     # the replacement
     Case("replacement_writes_to_an_input", "mutation", rule_of(add_relu, lambda x, y: x.add_(y).relu(), **ROWS), add_relu, (t(8, 64), t(8, 64))),
+    Case("replacement_writes_to_a_value_that_others_read", "mutation", rule_of(add_relu, lambda x, y: x.add_(y).relu(), **ROWS), lambda x, y: (torch.relu((z := torch.sin(x)) + y), z * 2), (t(8, 64), t(8, 64))),
     Case("replacement_writes_through_a_view", "mutation", rule_of(add_relu, lambda x, y: x.view(-1).add_(y.view(-1)).view(x.shape).relu(), **ROWS), add_relu, (t(8, 64), t(8, 64))),
     Case("replacement_of_another_dtype", "contract", rule_of(add_relu, lambda x, y: torch.relu(x + y).double(), **ROWS), add_relu, (t(8, 64), t(8, 64))),
     Case("replacement_of_another_size", "error", rule_of(add_relu, lambda x, y: torch.relu(x + y)[:, :3], **ROWS), add_relu, (t(8, 64), t(8, 64))),
@@ -203,10 +218,30 @@ def test_refused_with_its_code_and_left_as_it_was(case: Case) -> None:
     torch.testing.assert_close(applied.output, case.fn(*case.args), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.code in FROM_REPLACEMENTS], ids=lambda c: c.name
+)
+def test_no_refusal_leaves_a_compile_and_the_report_tells_it(case: Case) -> None:
+    with torch.no_grad():
+        fast = compile_with_rules(case.fn, case.rule)
+        torch.testing.assert_close(fast(*case.args), case.fn(*case.args), rtol=0, atol=0)
+    found = cp.report(fast)
+    (record,) = [p for p in found.passes if p.name == "rules_of_test"]
+    assert record.changes == 0
+    assert [n.code for n in found.near_misses] == [case.code]
+
+
 POSITIVE: Sequence[tuple[Rule, Callable[..., Any], tuple[Any, ...]]] = [
     (ADD_RELU, add_relu, (t(8, 64), t(8, 64))),
     (ADD_RELU, lambda x, y: torch.relu(y + x), (t(2, 8, 64), t(2, 8, 64))),
+    (rule_of(added_twice, **ROWS), added_twice, (t(8, 64), t(8, 64))),
+    (rule_of(biased, x=("T", "K"), w=("K", "N"), b=("N",)), biased, (t(8, 16), t(16, 32), t(32))),
     (RMS_NORM, lambda x, w: native.rms_norm(x, w, 1e-6), (t(64, 64), t(64))),
+    (
+        rule_of(biased_twice, x=("T", "K"), w=("K", "N"), b=("N",)),
+        biased_twice,
+        (t(8, 16), t(16, 32), t(32)),
+    ),
     (SHAPES["mean"], row_mean, (t(64, 64),)),
     (SHAPES["mean"], lambda x: x - x.mean(1)[:, None], (t(64, 64),)),
     (SHAPES["weight"], weighted, (t(64, 64), t(64))),
