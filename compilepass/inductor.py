@@ -357,7 +357,11 @@ def graph_key(gm: GraphModule, inputs: Sequence[Any], uuid: str) -> str:
         if isinstance(module, GraphModule):
             digest.update(module.code.encode())
     devices = {item.device.type for item in inputs if isinstance(item, torch.Tensor)}
-    autocast = [(d, torch.get_autocast_dtype(d)) for d in devices if torch.is_autocast_enabled(d)]
+    autocast = [
+        (d, torch.get_autocast_dtype(d))
+        for d in devices
+        if torch.amp.is_autocast_available(d) and torch.is_autocast_enabled(d)
+    ]
     digest.update(repr((torch.is_grad_enabled(), sorted(autocast))).encode())
     for item in inputs:
         if isinstance(item, torch.Tensor):

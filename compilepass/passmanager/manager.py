@@ -177,8 +177,8 @@ _TRAINING = Reject(
     "the graph has a backward pass",
     expected="a graph for inference",
     found="a graph of a training step",
-    hint="Run under torch.no_grad(), or write Rule(…, training=True) if the replacement can be "
-    "differentiated.",
+    hint="Run under torch.no_grad(), or write Rule(…, training=True) if it may rewrite the forward "
+    "and backward graphs of a training step.",
 )
 
 

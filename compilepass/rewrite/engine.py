@@ -96,7 +96,7 @@ class RuleResult:
         for m in self._missed:
             if isinstance(m.why, Reject) and m.why.code == "numerics":
                 node = f" at {m.why.node.name}" if m.why.node is not None else ""
-                return f"{m.why.message}{node}: {m.why.found}, allowed {m.why.expected}"
+                return f"{m.why.message.removesuffix('.')}{node}: {m.why.found}, allowed {m.why.expected}"
         return ""
 
     @property

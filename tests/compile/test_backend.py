@@ -53,6 +53,13 @@ def test_a_function_is_compiled_with_the_passes() -> None:
     assert (fast.__name__, fast.__doc__) == ("step", "One step.")
 
 
+def test_a_model_on_the_meta_device_is_compiled() -> None:
+    """It has no autocast, and PyTorch raises where it is asked about it."""
+    fast = cp.compile(lambda x: torch.relu(x) * 2, cp.CompilationConfig(backend="fx"))
+    with torch.no_grad():
+        assert fast(torch.empty(4, 8, device="meta")).shape == (4, 8)
+
+
 def test_graph_breaks_make_a_record_each_and_are_summed() -> None:
     model, args = built(Broken), inputs()
     fast = cp.compile(model, fx_config(expect={"fuse_add_rms_norm": 3}))
