@@ -11,6 +11,7 @@ from .fusion.add_rms_norm import FuseAddRMSNorm
 from .fusion.int8_linear import FuseInt8Linear
 from .fusion.norm_quant import FuseNormQuant
 from .fusion.rms_norm import FuseRMSNorm
+from .fusion.rope import FuseRope
 from .utility.clean_up import CleanUp
 from .utility.common_subexpressions import EliminateCommonSubexpressions
 from .utility.defunctionalize import Defunctionalize
@@ -32,4 +33,5 @@ def shipped_passes() -> list[type[Pass]]:
         FuseInt8Linear,
         FuseNormQuant,
         FuseRMSNorm,
+        FuseRope,
     ]

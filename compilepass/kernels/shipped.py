@@ -106,6 +106,29 @@ def _rotary_embedding(
     return q.new_empty(q.shape), k.new_empty(k.shape)
 
 
+def _rotate(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool = False,
+    per_pair: bool = False,
+    wide: bool = False,
+) -> Tensor:
+    width = cos.shape[-1] * (2 if per_pair else 1)
+    if cos.shape[-1] != sin.shape[-1] or width % 2 or width > x.shape[-1]:
+        raise KernelError(
+            f"cos and sin hold a value for each {'pair of elements' if per_pair else 'element'} "
+            f"that is rotated: x is {_shape(x)}, cos {_shape(cos)}, sin {_shape(sin)}."
+        )
+    for table in (cos, sin):
+        sizes = zip(reversed(table.shape[:-1]), reversed(x.shape[:-1]), strict=False)
+        if table.dim() > x.dim() or any(mine not in (1, theirs) for mine, theirs in sizes):
+            raise KernelError(
+                f"cos and sin broadcast against x: x is {_shape(x)}, one is {_shape(table)}."
+            )
+    return x.new_empty(x.shape)
+
+
 def _quant_int8(x: Tensor) -> tuple[Tensor, Tensor]:
     return _quantised(x, list(x.shape))
 
@@ -184,6 +207,12 @@ SHIPPED = (
         "(Tensor q, Tensor k, Tensor cos, Tensor sin, bool interleaved) -> (Tensor, Tensor)",
         native=native.rotary_embedding,
         fake=_rotary_embedding,
+    ),
+    define(
+        "compilepass::rotate(Tensor x, Tensor cos, Tensor sin, bool interleaved=False, "
+        "bool per_pair=False, bool wide=False) -> Tensor",
+        native=native.rotate,
+        fake=_rotate,
     ),
     define(
         "compilepass::quant_int8(Tensor x) -> (Tensor, Tensor)",

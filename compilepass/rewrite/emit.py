@@ -22,6 +22,7 @@ from ..errors import PatternError
 from ..kernels import find
 from .canonical import Canonical
 from .contract import breaks_contract, is_row_major, layout, shares_memory
+from .operations import is_split
 from .record import Call, MutationError, Recording, record
 from .region import Form
 from .reject import Reject
@@ -65,6 +66,7 @@ class Emitter:
         self._templates: dict[Any, _Template] = {}
         self._by_form: dict[Form, _Template] = {}
         self._sizes: dict[sympy.Expr, list[Node]] | None = None
+        self._views: dict[Any, Node] = {}  # by what they view and how: many sites share a table
 
     def rewrite(self, site: Site) -> list[Node] | Reject | None:
         """Replace ``site``; the new nodes, a refusal, or ``None`` if it is fused already."""
@@ -134,7 +136,8 @@ class Emitter:
         vals = [node.meta["val"] for node in site.match.inputs.values()]
         outs = [o.meta["val"] if o is not None else None for o in site.outputs]
         numbers = tuple(site.match.numbers.items())
-        key = (site.pattern, numbers, *map(layout, vals), *map(layout, outs))
+        leading = tuple(site.match.leading.values())
+        key = (site.pattern, numbers, leading, *map(layout, vals), *map(layout, outs))
         if key not in self._templates:
             self._templates[key] = self._record(site, vals, outs)
         return self._templates[key]
@@ -223,12 +226,22 @@ class Emitter:
                     continue
                 args = tuple(map(argument, call.args))
                 kwargs = {name: argument(value) for name, value in call.kwargs.items()}
+                view = _view_key(call, args, kwargs) if call not in heirs else None
+                if (known := self._known_view(view, site.before)) is not None:
+                    nodes[call] = known
+                    continue
                 node = self._graph.call_function(call.target, args, kwargs)
                 node.meta.update(trace_meta)
                 node.meta["val"] = _own_value(call, node, mode, heirs)
                 nodes[call] = node
                 made.append(node)
+                if view is not None:
+                    self._views[view] = node
         return [nodes[c] for c in template.recording.outputs]
+
+    def _known_view(self, key: Any, before: Node) -> Node | None:
+        known = None if self._has_writes else self._views.get(key)
+        return known if known is not None and not known._erased and known < before else None
 
     def _size_node(self, value: Any, site: Site, made: list[Node]) -> Any:
         """A node (or a number) with the value of a symbolic size, made from what is there."""
@@ -276,18 +289,28 @@ class Emitter:
         self._erase_dead(covered.union(filter(None, site.outputs)))
 
     def _erase_dead(self, replaced: set[Node]) -> None:
-        """Erase the nodes of the match, their unused parts, and views that it alone used."""
+        """Erase the nodes of a match, their unused parts, and views and splits only it used."""
         parts = {u for n in replaced for u in n.users if u.target is operator.getitem}
         todo = [*replaced, *parts]
         while todo:
             node = todo.pop()
             if node._erased or node.users:
                 continue
-            if not (node in replaced or node in parts or self._canonical.is_transparent(node)):
+            passes_on = self._canonical.is_transparent(node) or is_split(node)
+            if not (node in replaced or node in parts or passes_on):
                 continue
             todo += node.all_input_nodes
             self._canonical.discard(node)
             self._graph.erase_node(node)
+
+
+def _view_key(call: Call, args: Any, kwargs: Any) -> Any:
+    """What tells a view from others; ``None`` for other calls."""
+    op: Any = call.target
+    arguments = op._schema.arguments if isinstance(op, torch._ops.OpOverload) else ()
+    if kwargs or not any(a.alias_info and not a.alias_info.is_write for a in arguments):
+        return None
+    return op, *(tuple(a) if isinstance(a, (list, tuple)) else a for a in args)
 
 
 class _CannotBuild(Exception):
@@ -310,7 +333,8 @@ def _is_done(site: Site, template: _Template) -> bool:
 def _shapes(site: Site, vals: dict[str, torch.Tensor]) -> dict[str, tuple[Any, ...]]:
     """The shape in which the replacement sees each input.
 
-    Leading sizes written ``...`` are those that most of its values have in the graph.
+    Leading sizes written ``...`` are those that most of its values have in the graph. Where inputs
+    broadcast they are those in which the graph uses each of them.
     """
     rule, dims = site.pattern.rule, site.match.dims
     known = {size_symbol(name): size for name, size in dims.items()}
@@ -318,6 +342,9 @@ def _shapes(site: Site, vals: dict[str, torch.Tensor]) -> dict[str, tuple[Any, .
         name: tuple(s if isinstance(s, int) else size_of(s.xreplace(known)) for s in spec.shape)
         for name, spec in rule.specs(site.pattern.dtype).items()
     }
+    if site.match.leading:
+        used = {name: (*lead, *shapes[name][1:]) for name, lead in site.match.leading.items()}
+        return shapes | used
     open_ = [name for name in shapes if rule.is_open(name)]
     if not open_:
         return shapes

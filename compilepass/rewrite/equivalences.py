@@ -400,6 +400,19 @@ def select_is_slice(t: Term, b: Builder) -> Term | None:
 
 
 @equivalence("slice", makes="slice")
+def element_of_pairs_is_every_second(t: Term, b: Builder) -> Term | None:
+    """``x[..., i]`` of rows of two is ``x[..., i::2]`` of the rows seen as one."""
+    shape, dim = t.seen[0], t.param("dim")
+    if shape is None or len(shape) < 2 or dim != len(shape) - 1 or shape[-1] != 2:
+        return None
+    if t.param("step") != 1 or t.param("end") != t.param("start") + 1:
+        return None
+    merged = (*shape[:-2], shape[-2] * 2)
+    params = (("dim", dim - 1), ("start", t.param("start")), ("end", merged[-1]), ("step", 2))
+    return b.make("slice", t.args, params, like=t, seen=(merged,))
+
+
+@equivalence("slice", makes="slice")
 def slice_with_the_dims_after_it(t: Term, b: Builder) -> Term | None:
     """A slice is one of the dimension and all after it, seen as a single last one."""
     shape, dim = t.seen[0], t.param("dim")

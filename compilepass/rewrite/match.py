@@ -7,7 +7,7 @@ as possible, since most candidates fail at their first operation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
@@ -15,10 +15,12 @@ import torch
 from torch.fx import Node
 
 from .operations import kind_of
-from .term import Shape, Size, Term, align, broadcast_axes, same, size_of
+from .term import Shape, Size, Term, align, broadcast_axes, product, same, size_of
 from .trace import Variable
 
 __all__ = ["Bindings", "Failure", "Unifier"]
+
+_Mark = tuple[int, dict[str, Size], dict[str, Any], dict[Term | None, Shape]]
 
 _COMMUTES = frozenset(
     ["add", "mul", "maximum", "minimum", "eq", "ne", "logical_and", "logical_or", "bitwise_and"]
@@ -42,11 +44,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class Bindings:
-    """A pattern's terms, sizes and numbers, each with what it stands for in the graph."""
+    """A pattern's terms, sizes and numbers, each with what it stands for in the graph.
+
+    Where inputs broadcast, ``leading`` has the leading sizes of each of them as it is used, and
+    under ``None`` those of the others.
+    """
 
     terms: dict[Term, Term]
     dims: dict[str, Size]
     numbers: dict[str, Any]
+    leading: dict[Term | None, Shape] = field(default_factory=dict)
 
     @property
     def inner(self) -> list[Term]:
@@ -73,6 +80,7 @@ class Unifier:
         self._order: list[Term] = []
         self._dims: dict[str, Size] = {}
         self._numbers: dict[str, Any] = {}
+        self._leading: dict[Term | None, Shape] = {}
         self._furthest = -1
         self.failure: Failure | None = None
 
@@ -82,15 +90,15 @@ class Unifier:
             return None
         if not self._all(((pattern, found, found), None)):
             return None
-        return Bindings(self._terms, self._dims, self._numbers)
+        return Bindings(self._terms, self._dims, self._numbers, self._leading)
 
     def extend(self, pattern: Term, found: Term) -> bool:
         """Match one more term in agreement with what is bound; nothing changes where it fails."""
-        mark = len(self._order), dict(self._dims), dict(self._numbers)
+        mark = self._mark()
         self._furthest, self.failure = -1, None
         if self._all(((pattern, found, found), None)):
             return True
-        self._undo(*mark)
+        self._undo(mark)
         return False
 
     @property
@@ -139,12 +147,12 @@ class Unifier:
             if not self._may_match(p.args[0], args[0]) or not self._may_match(p.args[1], args[1]):
                 continue
             tried = True
-            mark = len(self._order), dict(self._dims), dict(self._numbers)
+            mark = self._mark()
             if self._operation(p, t, args, seen):
                 rest = ((p.args[0], args[0], t), ((p.args[1], args[1], t), goals))
                 if self._all(rest):
                     return True
-            self._undo(*mark)
+            self._undo(mark)
         return self._fail_operands(p, t) if not tried else False
 
     def _may_match(self, p: Term, t: Term) -> bool:
@@ -165,11 +173,14 @@ class Unifier:
             for args in (t.args, t.args[::-1])
         )
 
-    def _undo(self, length: int, dims: dict[str, Size], numbers: dict[str, Any]) -> None:
+    def _mark(self) -> _Mark:
+        return len(self._order), dict(self._dims), dict(self._numbers), dict(self._leading)
+
+    def _undo(self, mark: _Mark) -> None:
+        length, self._dims, self._numbers, self._leading = mark
         for term in self._order[length:]:
             self._terms.pop(term, None)
         del self._order[length:]
-        self._dims, self._numbers = dims, numbers
 
     def _fail(
         self,
@@ -220,9 +231,21 @@ class Unifier:
             return self._fail("dtype", p, t, p.dtype, t.dtype)
         if p.shape is None or t.shape is None:
             return p.shape is None and t.shape is None
-        if align(p.shape, t.shape, self._dims) is None:
+        if p.broadcasts is not None:  # its shape is what it is where it is used
+            return True
+        if align(p.shape, t.shape, self._dims) is None and not self._is_viewed(p, t):
             return self._fail("shape", p, t, self._known(p.shape), t.shape)
         return True
+
+    def _is_viewed(self, p: Term, t: Term) -> bool:
+        """Whether an input has as many elements as wanted: its users see them in their shape.
+
+        A projection ``[tokens, heads * D]`` is an input of heads that are ``D`` wide.
+        """
+        assert p.shape is not None and t.shape is not None
+        if p.op != "input":
+            return False
+        return same(product(self._known(p.shape)), product(t.shape))
 
     def _operation(
         self, p: Term, t: Term, args: tuple[Term, ...], seen: tuple[Shape | None, ...]
@@ -238,6 +261,9 @@ class Unifier:
 
     def _broadcast(self, p: Term, t: Term, seen: tuple[Shape | None, ...]) -> bool:
         assert p.shape is not None and t.shape is not None
+        loose = [a.broadcasts for a in p.args]
+        if any(loose):
+            return p.broadcasts is not None or self._tables(p, t, seen, loose)
         if all(s is None or s == t.shape for s in seen) and all(
             s is None or s == p.shape for s in p.seen
         ):
@@ -255,6 +281,38 @@ class Unifier:
                     return self._fail(
                         "broadcast", p, t, self._known(want), have, f"operand {i + 1}"
                     )
+        return True
+
+    def _tables(
+        self,
+        p: Term,
+        t: Term,
+        seen: tuple[Shape | None, ...],
+        loose: list[Term | None],
+    ) -> bool:
+        """An operation with inputs that broadcast, along any of the leading dimensions."""
+        assert p.shape is not None and t.shape is not None
+        groups = align(p.shape, t.shape, self._dims)
+        assert groups is not None
+        inner = len(p.shape) - 1
+        lead = len(t.shape) - inner
+        apart = all(d < lead for d in groups[0])
+        leading: dict[Term | None, Shape] = {None: t.shape[:lead]}
+        for table, want, have in zip(loose, p.seen, seen, strict=True):
+            if want is None or have is None:
+                return want is have or self._fail("shape", p, t, want, have)
+            wanted, found = broadcast_axes(want, p.shape), broadcast_axes(have, t.shape)
+            for axis, group in enumerate(groups):
+                if table is None or axis > 0:
+                    apart = apart and all(found[d] == wanted[axis] for d in group)
+            if table is not None:
+                leading[table] = have[:-inner]
+            if not apart:
+                return self._fail("broadcast", p, t, self._known(want), have)
+        for key, sizes in leading.items():
+            known = self._leading.setdefault(key, sizes)
+            if len(known) != len(sizes) or not all(map(same, known, sizes)):
+                return self._fail("broadcast", p, t, known, sizes)
         return True
 
     @staticmethod
@@ -277,9 +335,18 @@ class Unifier:
                 if kind == "reduction" and p.param("dim") != t.param("dim"):
                     return self._fail("dim", p, t, p.param("dim"), t.param("dim"))
                 return self._fail("shape", p, t, self._known(want), have, which)
-            if len(want) == len(p.seen[0] or ()) and not self._along(p, t, have, groups, kind):
+            of_one_rank = p.op != "cat" and len(want) == len(p.seen[0] or ())
+            if of_one_rank and not self._along(p, t, have, groups, kind):
                 return False
-        return True
+        return p.op != "cat" or self._concatenated(p, t)
+
+    def _concatenated(self, p: Term, t: Term) -> bool:
+        """Whether both are along the same dimension of their results; a part may be 1 wide."""
+        assert p.shape is not None and t.shape is not None
+        groups = align(p.shape, t.shape, self._dims)
+        if groups is None:
+            return self._fail("shape", p, t, self._known(p.shape), t.shape)
+        return self._along(p, t, t.shape, groups, "along")
 
     def _same_dims(self, want: Shape, have: Shape) -> bool:
         """Whether each dimension is the one at its place, for operations that know them apart.

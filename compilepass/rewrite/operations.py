@@ -21,6 +21,7 @@ __all__ = [
     "VIEWS",
     "is_kernel",
     "is_number",
+    "is_split",
     "keeps_order",
     "kind_of",
     "normal_params",
@@ -45,6 +46,7 @@ VIEWS = frozenset(
         "flatten",
     ]
 )
+SPLITS = frozenset(["split", "split_with_sizes", "unbind"])
 #: what may leave all elements as they are and in their order
 LOOKED_THROUGH = VIEWS | {"cast", "expand", "permute", "slice", "t", "transpose"}
 REDUCTIONS = frozenset(
@@ -119,6 +121,12 @@ def op_name(target: Any) -> str:
     if torch.Tag.pointwise in target.tags:
         _kinds.setdefault(name, "pointwise")
     return name
+
+
+def is_split(node: Node) -> bool:
+    """Whether a node only takes a tensor apart: nobody needs it but through its parts."""
+    op = node.target
+    return isinstance(op, torch._ops.OpOverload) and op_name(op) in SPLITS
 
 
 def widened(dtype: torch.dtype | None) -> set[torch.dtype]:

@@ -18,7 +18,7 @@ from .canonical import Canonical
 from .contract import layout
 from .match import Bindings
 from .rule import Pattern
-from .term import Size, Term, size_of
+from .term import Shape, Size, Term, size_of
 
 __all__ = ["Form", "Region"]
 
@@ -31,7 +31,7 @@ class Region:
 
     ``root`` computes the output that all others lead to. ``free`` are casts of inputs, which may
     have other users. ``form`` is what the region has in common with equal ones, if there may be
-    any.
+    any. Where inputs broadcast, ``leading`` has the sizes that ``"..."`` stands for in each.
     """
 
     pattern: Pattern
@@ -42,6 +42,7 @@ class Region:
     free: frozenset[Node]
     dims: dict[str, Size]
     numbers: dict[str, Any]
+    leading: dict[str, Shape]
     form: Form | None = None
 
     @classmethod
@@ -56,6 +57,7 @@ class Region:
             frozenset(filter(None, (terms[p].node for p in _free_casts(pattern)))),
             bound.dims,
             {**bound.numbers, **{n: bound.dims[f"${n}"] for n in pattern.rule.integers}},
+            _leading(pattern, bound),
         )
         form = Form.of(region, canonical) if root.node is not None else None
         object.__setattr__(region, "form", form)
@@ -70,6 +72,16 @@ def _free_casts(pattern: Pattern) -> list[Term]:
         for p in traced.terms
         if p.op == "cast" and p.args[0].op == "input" and p not in traced.outputs
     ]
+
+
+def _leading(pattern: Pattern, bound: Bindings) -> dict[str, Shape]:
+    if not bound.leading:
+        return {}
+    return {
+        name: bound.leading.get(term, bound.leading[None])
+        for name, term in pattern.traced.inputs.items()
+        if pattern.rule.is_open(name)
+    }
 
 
 class _Place(NamedTuple):
@@ -127,6 +139,7 @@ class Form:
             frozenset([there(node) for node in like.free]),
             like.dims,
             like.numbers,
+            like.leading,
             self,
         )
 

@@ -30,7 +30,7 @@ import torch
 from ..errors import PatternError
 from .record import Decompositions
 from .reject import Reject
-from .term import Size, Term, size_of
+from .term import BROADCASTS, Size, Term, size_of
 from .trace import TensorSpec, Traced, Variable, size_symbol, trace
 
 __all__ = ["Input", "Pattern", "Rule", "below"]
@@ -43,11 +43,15 @@ class Input:
     """A tensor of a pattern: sizes by name, number or expression (``"2*H"``), and a fixed dtype.
 
     A first size ``"..."`` stands for any number of leading dimensions. Without ``dtype`` the tensor
-    has the rule's dtype, one for all such inputs of a match.
+    has the rule's dtype, one for all such inputs of a match. With ``broadcasts`` the leading
+    dimensions may be of size 1 or missing where those of the other inputs are not, as those of a
+    table are that all heads share; the pattern is traced as if they were all there. The replacement
+    sees them as the graph has them, ready to broadcast.
     """
 
     shape: tuple[str | int, ...]
     dtype: torch.dtype | None = None
+    broadcasts: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +108,22 @@ class Rule:
                 f"Rule {self.name!r}: layout is {self.layout!r}.",
                 hint="Write 'any', or 'contiguous' for a replacement that needs row-major inputs.",
             )
+        self._check_broadcasts()
         self._read_parameters()
+
+    def _check_broadcasts(self) -> None:
+        loose = [n for n in self.inputs if self.broadcasts(n)]
+        for name in loose:
+            if not self.is_open(name) or len(self.specs(self.dtypes[0])[name].shape) < 2:
+                raise PatternError(
+                    f"Rule {self.name!r}: input {name!r} broadcasts along dimensions with names.",
+                    hint="Write ('...', 'H'): the dimensions that '...' stands for broadcast.",
+                )
+        if loose and not any(self.is_open(n) for n in self.inputs if n not in loose):
+            raise PatternError(
+                f"Rule {self.name!r}: {', '.join(loose)} broadcast, and nothing that they could "
+                "broadcast against begins with '...'."
+            )
 
     def _read_parameters(self) -> None:
         parameters = inspect.signature(self.pattern).parameters
@@ -164,6 +183,11 @@ class Rule:
         spec = self.inputs[name]
         return isinstance(spec, Input) and spec.shape[:1] == ("...",)
 
+    def broadcasts(self, name: str) -> bool:
+        """Whether leading dimensions of input ``name`` may be of size 1."""
+        spec = self.inputs[name]
+        return isinstance(spec, Input) and spec.broadcasts
+
     def specs(self, dtype: torch.dtype) -> dict[str, TensorSpec]:
         """The input tensors of the variant for ``dtype``."""
         return {
@@ -220,6 +244,9 @@ class Pattern:
                 f"{what} cannot be traced for {dtype}: {type(error).__name__}: {error}",
                 hint="A pattern is run on tensors without data; it cannot read their values.",
             ) from error
+        for name, term in traced.inputs.items():
+            if rule.broadcasts(name):
+                term.params = BROADCASTS
         ops = tuple(t for t in traced.terms if t.op not in ("input", "const"))
         if not ops:
             raise PatternError(

@@ -8,7 +8,7 @@ would not need its own result, all values are on one device, and the rule's own 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
@@ -16,17 +16,21 @@ import torch
 from torch.fx import Node
 
 from .canonical import Canonical
+from .operations import is_split
 from .region import Form, Region
 from .reject import Reject
 from .rule import Pattern, Rule
-from .term import Size
+from .term import Shape, Size
 
 __all__ = ["Match", "Mutations", "Site", "find_site"]
 
 
 @dataclass(frozen=True)
 class Match:
-    """What a rule's ``check`` sees: sizes and numbers by name, input nodes, device."""
+    """What a rule's ``check`` sees: sizes and numbers by name, input nodes, device.
+
+    Where inputs broadcast, ``leading`` has the sizes that ``"..."`` stands for in each input.
+    """
 
     rule: Rule
     dims: dict[str, Size]
@@ -34,6 +38,7 @@ class Match:
     inputs: dict[str, Node]
     device: torch.device
     dtype: torch.dtype
+    leading: dict[str, Shape] = field(default_factory=dict)
 
     def reject(self, message: str, *, hint: str = "", code: str = "check") -> Reject:
         return Reject(code, message, hint=hint)
@@ -129,6 +134,7 @@ def find_site(
         inputs,
         devices.pop(),
         pattern.dtype,
+        region.leading,
     )
     if rule.check is not None:
         refused = _run_check(rule, match)
@@ -203,7 +209,7 @@ def _extra_user(region: Region, canonical: Canonical, going: Collection[Node]) -
         for user in node.users:
             if user in covered or user in going:
                 continue
-            if canonical.is_transparent(user) or _is_part_of(user, covered):
+            if canonical.is_transparent(user) or _is_part_of(user, covered) or is_split(user):
                 value = canonical.term(user)
                 if user not in spared and (value is None or value.node not in region.outputs):
                     yield from outside(user)

@@ -19,7 +19,20 @@ import sympy
 import torch
 from torch.fx import Node
 
-__all__ = ["Shape", "Size", "Term", "align", "broadcast_axes", "const", "product", "size_of"]
+__all__ = [
+    "BROADCASTS",
+    "Shape",
+    "Size",
+    "Term",
+    "align",
+    "broadcast_axes",
+    "const",
+    "product",
+    "size_of",
+]
+
+#: what an input of a pattern has as its ``params`` where its leading dimensions may be of size 1
+BROADCASTS: tuple[tuple[str, Any], ...] = (("broadcasts", True),)
 
 Size: TypeAlias = Any  # an int or a sympy expression; sympy has no types
 Shape: TypeAlias = tuple[Size, ...]
@@ -113,6 +126,13 @@ class Term:
     @property
     def is_const(self) -> bool:
         return self.node is None and self.op == "const"  # without reading a graph's value
+
+    @property
+    def broadcasts(self) -> Term | None:
+        """The input that this is, perhaps cast, if its leading dimensions may be of size 1."""
+        if self.op == "cast":
+            return self.args[0].broadcasts
+        return self if self.op == "input" and self.params == BROADCASTS else None
 
     @property
     def value(self) -> Any:

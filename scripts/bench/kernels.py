@@ -20,7 +20,7 @@ from rich.table import Table
 
 from compilepass import kernels
 
-HIDDEN, INTERMEDIATE = 4096, 14336
+HIDDEN, INTERMEDIATE, HEAD = 4096, 14336, 128
 EPS = 1e-6
 
 
@@ -41,17 +41,26 @@ def arguments(op: str, rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
     x = torch.randn(rows, HIDDEN, dtype=dtype)
     weight = torch.randn(HIDDEN, dtype=dtype)
     gated = torch.randn(rows, 2 * INTERMEDIATE, dtype=dtype)
+    q = torch.randn(rows, HIDDEN // HEAD, HEAD, dtype=dtype)
+    heads = q.view(1, *q.shape).transpose(1, 2)  # as attention wants them
+    tables = torch.rand(2, rows, HEAD, dtype=dtype)
+    half = torch.rand(2, rows, HEAD // 2, dtype=dtype)
     wq = torch.randint(-127, 128, (HIDDEN, HIDDEN), dtype=torch.int8)
     return {
         "rms_norm": (x, weight, EPS),
         "fused_add_rms_norm": (x, torch.randn_like(x), weight, EPS),
         "silu_and_mul": (gated,),
         "gelu_and_mul": (gated, "tanh"),
+        "silu_mul": gated.chunk(2, -1),
+        "gelu_mul": (*gated.chunk(2, -1), "tanh"),
         "quant_int8": (x,),
         "int8_linear": (*kernels.native.quant_int8(x), wq, torch.rand(HIDDEN), None, dtype),
+        "rotary_embedding": (q, q[:, :8], *half, False),
+        "rotate": (heads, *tables),
         "rms_norm_dynamic_int8_quant": (x, weight, EPS),
         "fused_add_rms_norm_dynamic_int8_quant": (x, torch.randn_like(x), weight, EPS),
         "silu_and_mul_dynamic_int8_quant": (gated,),
+        "silu_mul_dynamic_int8_quant": gated.chunk(2, -1),
     }[op]
 
 
@@ -68,8 +77,11 @@ def best(functions: list[Callable[..., Any]], args: tuple[Any, ...], seconds: fl
     return [round(1e6 * m, 2) for m in minima]
 
 
-def measure(rows: list[int], threads: list[int], seconds: float) -> list[Measurement]:
+def measure(
+    rows: list[int], threads: list[int], seconds: float, only: list[str]
+) -> list[Measurement]:
     ops = {op.name.partition("::")[2]: op for op in kernels.SHIPPED if op.available("cpu").ok}
+    ops = {name: op for name, op in ops.items() if not only or name in only}
     results = []
     for name, op in ops.items():
         compiled = torch.compile(op.native, dynamic=True)
@@ -111,12 +123,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the measurements here")
     parser.add_argument("--quick", action="store_true", help="256 rows and 1 thread only")
     parser.add_argument("--seconds", type=float, default=0.5, help="time for one line")
+    parser.add_argument("--op", action="append", default=[], help="this op; may be given again")
     options = parser.parse_args()
     with torch.inference_mode():
         results = measure(
             [256] if options.quick else [1, 32, 256],
             [1] if options.quick else [1, 2],
             options.seconds,
+            options.op,
         )
     Console(width=120).print(table(results))
     if options.json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ FP64_ATOL = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
 TWO_ULP = {torch.float32: 4e-6, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
 # GELU's negative tail, where native loses digits to cancellation and the kernel does not.
 GELU_ATOL = 2e-5
+# the flags of ``rotate``
+ROTATIONS = ("interleaved", "per_pair", "wide")
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,17 @@ def _rotary_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...
     q, k = _x((*tokens, 3, 2 * width), dtype), _x((*tokens, 1, 2 * width), dtype)
     angles = torch.rand(*tokens, width)
     return q, k, angles.cos().to(dtype), angles.sin().to(dtype), False
+
+
+def _rotate_inputs(
+    shape: tuple[int, ...], dtype: torch.dtype, interleaved: bool, per_pair: bool, wide: bool
+) -> tuple[Any, ...]:
+    """Three heads before the last of ``shape``'s rows, which have angles of their own."""
+    *leading, width = shape
+    heads = (*leading[:-1], 3, *leading[-1:])
+    tables = torch.randn(2, *leading[-1:], width if per_pair else 2 * width).to(dtype)
+    x = _x((*heads, 2 * width + 3), dtype)
+    return x, *tables, interleaved, per_pair, wide
 
 
 def _linear_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -102,6 +116,23 @@ def _rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, _: bool) -> tuple[Te
     return rotate(q), rotate(k)
 
 
+def _rotate(
+    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, per_pair: bool, wide: bool
+) -> tuple[Tensor]:
+    """The same by index: each element with its partner, and the sign that this one has."""
+    if per_pair:
+        cos, sin = (
+            t.repeat_interleave(2, -1) if interleaved else torch.cat((t, t), -1) for t in (cos, sin)
+        )
+    width = cos.shape[-1]
+    places = torch.arange(width)
+    partner = places ^ 1 if interleaved else (places + width // 2) % width
+    sign = torch.where(partner > places, -1.0, 1.0).double()
+    out = x.clone()
+    out[..., :width] = x[..., :width] * cos + sign * x[..., partner] * sin
+    return (out,)
+
+
 def _linear(
     xq: Tensor, xscale: Tensor, wq: Tensor, wscale: Tensor, bias: Tensor, _: torch.dtype
 ) -> Tensor:
@@ -130,6 +161,12 @@ CASES = {
     "silu_and_mul_dynamic_int8_quant": Case(
         _gated_inputs, lambda x: (_silu(*x.chunk(2, -1)),), quantises=True
     ),
+}
+CASES |= {
+    "rotate" + "".join(f"/{n}" for n, on in zip(ROTATIONS, flags, strict=True) if on): Case(
+        lambda shape, dtype, flags=flags: _rotate_inputs(shape, dtype, *flags), _rotate
+    )
+    for flags in product((False, True), repeat=3)
 }
 # the norms again, in each of their other variants
 CASES |= {

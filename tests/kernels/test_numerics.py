@@ -33,7 +33,7 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 INF, NAN = float("inf"), float("nan")
 # oneDNN, which native's gelu of a dense tensor calls, makes a NaN of an infinity
-NOT_FOR_EXTREMES = ("rotary_embedding", "int8_linear", "gelu_mul")
+NOT_FOR_EXTREMES = ("int8_linear", "gelu_mul")
 
 
 def native_of(name: str) -> Any:
@@ -74,7 +74,7 @@ def test_kernel_is_as_near_to_fp64_as_its_dtype_allows(
     args = case.inputs(shape, dtype)
     out = outputs(op_of(name)(*args))
     wanted = case.oracle(*mapped(args, to_double))
-    rotates = name == "rotary_embedding" and args[0].numel()  # subtracts what is of x's size
+    rotates = name.startswith("rota") and args[0].numel()  # subtracts what is of x's size
     step = out[1].double() * 0.51 if case.quantises else torch.zeros(())
     if case.quantises:
         out = dequantised(out)
@@ -142,8 +142,8 @@ def test_opcheck(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in CASES if n not in NOT_FOR_EXTREMES])
 def test_extreme_values_give_what_native_gives(name: str, fill: float) -> None:
     args = CASES[name].inputs((4, 33), torch.float32)
-    args[0][1, 3] = fill
-    args[0][2, :] = fill
+    args[0][1, ..., 3] = fill
+    args[0][2] = fill
     ours = outputs(op_of(name)(*args))
     native = outputs(native_of(name)(*args))
     for mine, theirs in zip(ours, native, strict=True):
@@ -212,6 +212,11 @@ def test_int8_linear_sees_a_weight_that_changed_in_place() -> None:
         ("gelu_mul", (torch.ones(2, 8), torch.ones(2, 8), "tan")),
         ("silu_mul", (torch.ones(2, 8), torch.ones(8, 2))),
         ("rms_norm", (torch.ones(2, 8), torch.ones(8), EPS, "gema")),
+        ("rotate", (torch.ones(2, 8), torch.ones(2, 10), torch.ones(2, 10))),
+        ("rotate", (torch.ones(2, 8), torch.ones(2, 7), torch.ones(2, 7))),
+        ("rotate", (torch.ones(2, 8), torch.ones(2, 8), torch.ones(2, 4))),
+        ("rotate", (torch.ones(2, 8), torch.ones(3, 8), torch.ones(3, 8))),
+        ("rotate", (torch.ones(8), torch.ones(2, 8), torch.ones(2, 8))),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_eager_and_traced(
@@ -222,6 +227,37 @@ def test_arguments_that_do_not_fit_are_refused_eager_and_traced(
         overload(*args)
     with FakeTensorMode() as mode, pytest.raises(KernelError):
         overload(*mapped(args, mode.from_tensor))
+
+
+@every_dtype
+@pytest.mark.parametrize("name", [n for n in CASES if n.startswith("rota")])
+def test_rotation_equals_native_exactly(name: str, dtype: torch.dtype) -> None:
+    for width in (4, 16, 17, 64):
+        args = CASES[name].inputs((5, 7, width), dtype)
+        for mine, theirs in zip(
+            outputs(op_of(name)(*args)), outputs(native_of(name)(*args)), strict=True
+        ):
+            assert torch.equal(mine, theirs)
+
+
+def test_tables_of_rotation_broadcast_along_any_leading_dim() -> None:
+    x = torch.randn(2, 3, 5, 16)
+    for leading in ((), (1,), (5,), (3, 1), (1, 5), (2, 1, 5), (2, 3, 5), (2, 1, 1)):
+        cos, sin = torch.randn(2, *leading, 16)
+        wide = (t.expand(x.shape) for t in (cos, sin))
+        rotate = torch.ops.compilepass.rotate
+        assert torch.equal(rotate(x, cos, sin), rotate(x, *wide))
+        assert torch.equal(rotate(x, cos, sin), kernels.native.rotate(x, cos, sin))
+
+
+def test_rotary_embedding_rounds_its_tables_to_the_dtype_of_the_heads() -> None:
+    q, k = torch.randn(5, 2, 16).bfloat16(), torch.randn(5, 1, 16).bfloat16()
+    cos, sin = torch.randn(2, 5, 8)
+    ours = torch.ops.compilepass.rotary_embedding(q, k, cos, sin, False)
+    for mine, theirs in zip(
+        ours, kernels.native.rotary_embedding(q, k, cos, sin, False), strict=True
+    ):
+        assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -90,6 +90,10 @@ CASES: dict[str, list[Case]] = {
         case(lambda x: torch.sqrt(x * x).reciprocal(), lambda x: torch.rsqrt(x * x)),
     ],
     "rsub_is_sub": [case(lambda x, y: torch.rsub(x, y), lambda x, y: y - x, SHAPE, SHAPE)],
+    "element_of_pairs_is_every_second": [
+        case(lambda x: x.unflatten(-1, (-1, 2)).unbind(-1)[1], lambda x: x[:, 1::2]),
+        case(lambda x: x.unflatten(-1, (-1, 2))[..., 0], lambda x: x[:, ::2]),
+    ],
     "select_is_slice": [
         case(lambda x: x[:, 3], lambda x: x[:, 3:4].squeeze(1)),
         case(lambda x: x[:, -1], lambda x: x[:, 9:].squeeze(1)),

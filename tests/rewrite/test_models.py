@@ -22,9 +22,9 @@ SMALL = {
     "pad_token_id": 0,
 }
 MODELS = {
-    "Llama": {"rms_norm": 1, "fused_add_rms_norm": 4, "silu_mul": 2},
+    "Llama": {"rms_norm": 1, "fused_add_rms_norm": 4, "silu_mul": 2, "rotate": 4},
     # norms after attention and feed-forward too: half of them follow no addition
-    "Gemma2": {"rms_norm": 5, "fused_add_rms_norm": 4, "gelu_mul": 2},
+    "Gemma2": {"rms_norm": 5, "fused_add_rms_norm": 4, "gelu_mul": 2, "rotate": 4},
 }
 
 
@@ -43,5 +43,29 @@ def test_model_reaches_its_kernels(family: str, dynamic: bool) -> None:
         done = compiled(logits, (ids,), dynamic=dynamic)
         eager = logits(ids)
     assert done.kernels == MODELS[family]
+    assert done.changes_again == 0
+    torch.testing.assert_close(done.result, eager, rtol=0, atol=0.05)
+
+
+# two halves, a part of them, neighbours, and neighbours in float
+ROTARY = ("Llama", "GPTNeoX", "Phi", "Glm", "GPTJ", "Cohere")
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("family", ROTARY)
+def test_queries_and_keys_of_a_model_are_rotated_by_the_kernel(family: str, dynamic: bool) -> None:
+    torch.manual_seed(0)
+    size = {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8} if family == "GPTJ" else {}
+    config = getattr(transformers, f"{family}Config")(**{**SMALL, **size})
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval().bfloat16()
+    ids = torch.randint(0, SMALL["vocab_size"], (2, 8))
+
+    def logits(ids: torch.Tensor) -> Any:
+        return model(input_ids=ids, use_cache=False).logits
+
+    with torch.no_grad():
+        done = compiled(logits, (ids,), dynamic=dynamic)
+        eager = logits(ids)
+    assert done.kernels["rotate"] == 4
     assert done.changes_again == 0
     torch.testing.assert_close(done.result, eager, rtol=0, atol=0.05)

@@ -46,6 +46,14 @@ def _supports_rows(*args: Any) -> str | None:
     return None
 
 
+def _supports_rotary_embedding(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
+) -> str | None:
+    if not {cos.dtype, sin.dtype} <= DTYPES:
+        return f"cos and sin must be float32, bfloat16 or float16, not {cos.dtype}"
+    return _supports_rows(q, k)
+
+
 def _supports_int8_linear(
     xq: Tensor,
     xscale: Tensor,
@@ -75,6 +83,8 @@ CPP_OPS: dict[str, Callable[..., str | None]] = {
     "quant_int8": _supports_rows,
     "rms_norm": _supports_rows,
     "rms_norm_dynamic_int8_quant": _supports_rows,
+    "rotary_embedding": _supports_rotary_embedding,
+    "rotate": _supports_rows,
     "silu_and_mul": _supports_rows,
     "silu_and_mul_dynamic_int8_quant": _supports_rows,
     "silu_mul": _supports_rows,

@@ -45,6 +45,16 @@ COMPILEPASS_INLINE Vec splat(float value) { return Vec{} + value; }
 // the integer is then in the low bits.
 constexpr float kRounder = 12582912.0f;
 
+// a product, which is not merged with a sum into one operation that rounds once. (GCC merges across
+// statements, and takes the vector apart for its own __builtin_assoc_barrier.) Without AVX it may
+// be, and the last bit of a float32 result be another.
+COMPILEPASS_INLINE Vec rounded_product(Vec v) {
+#if defined(__AVX__)
+  asm("" : "+v"(v));
+#endif
+  return v;
+}
+
 // The larger and smaller of two; b where one of them is NaN. (Compilers do not see vmaxps in `?:`.)
 #if defined(__AVX512F__)
 COMPILEPASS_INLINE Vec larger(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
@@ -104,7 +114,7 @@ COMPILEPASS_INLINE ByteVec low_bytes(IntVec v) { return __builtin_convertvector(
 #endif
 
 // A storage type in a register (Raw): `widen` to fp32, `round` to the nearest value that the type
-// has, and `pack` what is such a value.
+// has, and `pack` what `round` would give.
 template <class T>
 struct Storage;
 
@@ -125,7 +135,7 @@ struct Storage<BFloat16> {
   static COMPILEPASS_INLINE Raw pack(Vec v) { return bit_cast<Raw>(_mm512_cvtneps_pbh((__m512)v)); }
   static COMPILEPASS_INLINE Vec round(Vec v) { return widen(pack(v)); }
 #else
-  static COMPILEPASS_INLINE Raw pack(Vec v) { return low_halves(bit_cast<BitVec>(v) >> 16); }
+  static COMPILEPASS_INLINE Raw pack(Vec v) { return low_halves(bit_cast<BitVec>(round(v)) >> 16); }
   // To nearest, ties to even. A NaN must have nothing in its low half, or it may carry over into
   // a number: one that was widened, or that the machine made, has not; for others see `plain_nan`.
   static COMPILEPASS_INLINE Vec round(Vec v) {
@@ -166,13 +176,19 @@ struct Storage<Float16> {
 // v with every NaN replaced by the common one.
 COMPILEPASS_INLINE Vec plain_nan(Vec v) { return v == v ? v : splat(__builtin_nanf("")); }
 
-// How much of a vector a step covers: all of it, or the end of a row. Lanes past the end read as 0.
+// How much of a vector a step covers: all of it, the lower half, or the end of a row. Lanes past the end read as 0.
 struct Whole {
   static constexpr int64_t count = kLanes;
 };
 struct Rest {
   int64_t count;
 };
+
+struct Lower {
+  static constexpr int64_t count = kLanes / 2;
+};
+COMPILEPASS_INLINE Lower half_of(Whole) { return {}; }
+COMPILEPASS_INLINE Rest half_of(Rest part) { return {part.count / 2}; }
 
 template <class T, class Part>
 COMPILEPASS_INLINE Vec load(const T* from, Part part) {
@@ -184,10 +200,9 @@ COMPILEPASS_INLINE Vec load(const T* from, Part part) {
 // Stores v rounded to T, and returns what was stored.
 template <class T, class Part>
 COMPILEPASS_INLINE Vec store(T* to, Vec v, Part part) {
-  const Vec rounded = Storage<T>::round(v);
-  const typename Storage<T>::Raw raw = Storage<T>::pack(rounded);
+  const typename Storage<T>::Raw raw = Storage<T>::pack(v);
   std::memcpy(to, &raw, part.count * sizeof(T));
-  return rounded;
+  return Storage<T>::round(v);
 }
 
 // Calls body(offset, Whole or Rest) along a row of n elements.
@@ -196,6 +211,22 @@ COMPILEPASS_INLINE void for_each_vec(int64_t n, Body body) {
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) body(i, Whole{});
   if (i < n) body(i, Rest{n - i});
+}
+
+// Neighbouring lanes swapped, and each lane of the lower half twice.
+COMPILEPASS_INLINE Vec swap_neighbours(Vec v) {
+#if defined(__AVX512F__)
+  return __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+#else
+  return __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6);
+#endif
+}
+COMPILEPASS_INLINE Vec repeat_lower(Vec v) {
+#if defined(__AVX512F__)
+  return __builtin_shufflevector(v, v, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+#else
+  return __builtin_shufflevector(v, v, 0, 0, 1, 1, 2, 2, 3, 3);
+#endif
 }
 
 // Adds the lanes up, in halves.

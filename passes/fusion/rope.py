@@ -1,0 +1,99 @@
+"""Rotary position embedding in one kernel, however it is spelled.
+
+Before::
+
+    x1, x2 = x[..., :half], x[..., half:]               # or x[..., ::2], x[..., 1::2]
+    y = x * cos + cat((-x2, x1), -1) * sin              # or stack((-x2, x1), -1).flatten(-2)
+    y = cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), -1)
+
+After::
+
+    y = compilepass.rotate(x, cos, sin, interleaved, per_pair)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from compilepass import FusionPass, PassContext, Rule
+from compilepass.kernels import native
+from compilepass.rewrite import Input
+
+__all__ = ["FuseRope"]
+
+HALF = (torch.bfloat16, torch.float16)
+FLOATING = (torch.float32, *HALF)
+
+
+class FuseRope(FusionPass):
+    """Queries and keys are rotated one by one. The rest of a head that is not rotated belongs to
+    the kernel where it is put back with one ``cat``.
+    """
+
+    name = "fuse_rope"
+    requires = ("eliminate_common_subexpressions",)
+    kernels = ("compilepass::rotate",)
+
+    def rules(self, ctx: PassContext) -> Sequence[Rule]:
+        # what is wider comes first: around a rotation there may be casts, and around those a cat
+        flags = [(*f, wide) for wide in (True, False) for f in product((False, True), repeat=2)]
+        return [*(_partial(*f) for f in flags), *(_whole(*f) for f in flags)]
+
+
+def _whole(interleaved: bool, per_pair: bool, wide: bool) -> Rule:
+    def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return native.rotate(x, cos, sin, interleaved, per_pair, wide)
+
+    def fused(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        op = torch.ops.compilepass.rotate
+        if per_pair:  # ends in a cat, whose result is row-major
+            return op(x, cos, sin, interleaved, per_pair, wide)  # type: ignore[no-any-return]
+        back, *dense = _in_memory_order(x, cos, sin)
+        return back(op(*dense, interleaved, per_pair, wide))
+
+    table = Input(("...", "I" if per_pair else "H"), broadcasts=True)
+    heads = Input(("...", "2*I" if per_pair else "H"))
+    inputs = {"x": heads, "cos": table, "sin": table}
+    name = _name("rotate", interleaved, per_pair, wide)
+    return Rule(rotate, fused, inputs, name=name, dtypes=HALF if wide else FLOATING)
+
+
+def _partial(interleaved: bool, per_pair: bool, wide: bool) -> Rule:
+    def rotate(x: Tensor, cos: Tensor, sin: Tensor, width: int) -> Tensor:
+        return native.rotate(x, cos, sin, interleaved, per_pair, wide)
+
+    def fused(x: Tensor, cos: Tensor, sin: Tensor, width: int) -> Tensor:
+        return torch.ops.compilepass.rotate(x, cos, sin, interleaved, per_pair, wide)  # type: ignore[no-any-return]
+
+    table = Input(("...", "width"), broadcasts=True)
+    inputs = {"x": Input(("...", "H")), "cos": table, "sin": table}
+    name = _name("partial", interleaved, per_pair, wide)
+    return Rule(rotate, fused, inputs, name=name, dtypes=HALF if wide else FLOATING)
+
+
+def _name(what: str, interleaved: bool, per_pair: bool, wide: bool) -> str:
+    flags = {"interleaved": interleaved, "per_pair": per_pair, "wide": wide}
+    return "_".join((what, *(name for name, on in flags.items() if on)))
+
+
+def _in_memory_order(
+    x: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor]:
+    """Heads that lie behind positions in memory put there in shape, and the way back.
+
+    An elementwise result has the strides of its input, a kernel's is row-major.
+    """
+    if x.dim() < 3 or not statically_known_true(x.stride(-3) < x.stride(-2)):
+        return (lambda out: out), x, cos, sin
+
+    def turned(t: Tensor) -> Tensor:
+        if t.dim() == 2:
+            t = t.unsqueeze(0)
+        return t.transpose(-3, -2) if t.dim() > 2 else t
+
+    return turned, turned(x), turned(cos), turned(sin)
