@@ -22,12 +22,12 @@ settings.load_profile("default")
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """A search that is another one each time starts from a seed that can be given again."""
-    if config.option.hypothesis_profile and config.option.hypothesis_seed is None:
+    if config.getoption("hypothesis_profile", None) and config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(random.randrange(2**32))
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    seed = config.option.hypothesis_seed
+    seed = config.getoption("hypothesis_seed", None)
     return [f"--hypothesis-seed={seed}"] if seed is not None else []
 
 

@@ -52,7 +52,8 @@ class Program:
     dynamic: bool
 
     def __call__(self, x: Tensor, y: Tensor, m: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        values, left, kept = [x, y], list(weights), []
+        values, left = [x, y], list(weights)
+        kept: list[Tensor] = []
         for name, i, j in self.lines:
             a, b = values[i % len(values)], values[j % len(values)]
             if name in STEPS:
