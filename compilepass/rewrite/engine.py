@@ -96,7 +96,8 @@ class RuleResult:
         for m in self._missed:
             if isinstance(m.why, Reject) and m.why.code == "numerics":
                 node = f" at {m.why.node.name}" if m.why.node is not None else ""
-                return f"{m.why.message.removesuffix('.')}{node}: {m.why.found}, allowed {m.why.expected}"
+                message = m.why.message.removesuffix(".")
+                return f"{message}{node}: {m.why.found}, allowed {m.why.expected}"
         return ""
 
     @property
