@@ -23,7 +23,7 @@ from ..kernels import find
 from .canonical import Canonical
 from .contract import breaks_contract, is_row_major, layout, shares_memory
 from .operations import is_split
-from .record import Call, MutationError, Recording, record
+from .record import Call, Decompositions, MutationError, Recording, record
 from .region import Form
 from .reject import Reject
 from .site import Site
@@ -54,12 +54,14 @@ class Emitter:
         graph: Graph,
         canonical: Canonical,
         *,
+        decompositions: Decompositions,
         has_writes: bool,
         verify: bool,
         any_kernel: bool,
     ) -> None:
         self._graph = graph
         self._canonical = canonical
+        self._decompositions = decompositions  # nothing decomposes the graph after the passes
         self._has_writes = has_writes
         self._verify, self._any_kernel = verify, any_kernel
         self._verified: dict[int, Reject | None] = {}  # by the template, which stands for its sites
@@ -170,7 +172,7 @@ class Emitter:
                 dict(zip(match.inputs, _apart(vals, mode), strict=True)),
                 {**match.numbers, **rule.fixed},
                 mode=mode,
-                decompositions={},
+                decompositions=self._decompositions,
                 what=f"The replacement of rule {rule}",
             )
             declined = None if self._any_kernel else self._kernels_decline(recording, match.device)

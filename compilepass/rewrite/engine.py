@@ -204,6 +204,7 @@ class Session:
         self._emitter = Emitter(
             graph,
             self.canonical,
+            decompositions=engine._decompositions,
             has_writes=bool(self._mutations),
             verify=verify,
             any_kernel=any_kernel,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import compilepass as cp
@@ -169,3 +170,16 @@ def test_every_code_is_produced_by_a_test() -> None:
     assert test_hand_made_graphs.refused  # where these are asserted
     elsewhere = {"numerics"}  # test_verify
     assert here | cases | by_hand | elsewhere >= set(REJECT_CODES)
+
+
+def test_a_replacement_is_decomposed_as_the_compiler_needs_it() -> None:
+    """Inductor decomposes before the passes run and lowers neither of these after them."""
+
+    def turned(x: Tensor, y: Tensor) -> Tensor:
+        return F.gelu((x + y).transpose(0, 1)).transpose(0, 1)
+
+    rule = Rule(lambda x, y: torch.relu(x + y), turned, {"x": ("T", "H"), "y": ("T", "H")})
+    applied = apply(lambda x, y: torch.relu(x + y), (torch.randn(8, 64), torch.randn(8, 64)), rule)
+    assert applied.result.count == 1
+    called = {n.target for n in applied.graph.nodes if n.op == "call_function"}
+    assert called.isdisjoint({torch.ops.aten.transpose.int, torch.ops.aten.gelu.default})
