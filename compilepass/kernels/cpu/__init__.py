@@ -16,7 +16,7 @@ from ..registry import KernelOp, kernel_ops, provider
 __all__ = ["register"]
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
-WIDEST_EXACT = 65536  # as in kernels.cpp
+WIDEST_EXACT = 65536  # as in linear.cpp
 
 
 def register() -> None:
@@ -34,7 +34,7 @@ def register() -> None:
 
 
 def _supports_rows(*args: Any) -> str | None:
-    """What ``takes`` in kernels.cpp decides for a call, but for gradients."""
+    """What ``takes`` in op.h decides for a call, but for gradients."""
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     dtypes = {t.dtype for t in tensors}
     if len(dtypes) > 1:
@@ -73,7 +73,7 @@ def _supports_int8_linear(
     return None
 
 
-# What compilepass_register in kernels.cpp knows, and which calls each takes.
+# What compilepass_register in kernels.cpp finds, and which calls each takes.
 CPP_OPS: dict[str, Callable[..., str | None]] = {
     "fused_add_rms_norm": _supports_rows,
     "fused_add_rms_norm_dynamic_int8_quant": _supports_rows,

@@ -1,7 +1,7 @@
-// The gates of gated activations, on vectors: polynomials, no calls of the scalar math library.
+// Activations of vectors, and gated rows made of them: polynomials, no calls of the scalar math library.
 #pragma once
 
-#include "vec.h"
+#include "rows.h"
 
 namespace compilepass {
 
@@ -53,6 +53,17 @@ struct GeluErf {
     p = p * t - 1.26551223f;
     const Vec tail = 0.5f * t * exp(p - z * z);
     return x * (x > 0.0f ? 1.0f - tail : tail);
+  }
+};
+
+// Gate(gate) * up.
+template <class T, class Gate>
+struct Gated {
+  Spaced<T> gate, up;
+  auto row(int64_t r) const {
+    return [gate = gate.row(r), up = up.row(r)](int64_t i, auto part) {
+      return Storage<T>::round(Gate{}(load(gate + i, part))) * load(up + i, part);
+    };
   }
 };
 

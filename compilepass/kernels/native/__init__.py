@@ -1,0 +1,43 @@
+"""The mathematics of every shipped kernel, as pure functions of plain torch ops.
+
+These functions are the reference that the platform kernels are tested against, the native forward
+of the layers, and the source that rewrite patterns are traced from. So they keep three invariants:
+no state, no branch on a tensor's size, and any leading rank.
+
+A kernel's rounding contract is read off here: where a ``.to(dtype)`` stands, the value is rounded.
+"""
+
+from .activations import (
+    gelu_and_mul,
+    gelu_mul,
+    silu_and_mul,
+    silu_and_mul_dynamic_int8_quant,
+    silu_mul,
+    silu_mul_dynamic_int8_quant,
+)
+from .linear import int8_linear
+from .norms import (
+    fused_add_rms_norm,
+    fused_add_rms_norm_dynamic_int8_quant,
+    rms_norm,
+    rms_norm_dynamic_int8_quant,
+)
+from .quantisation import quant_int8
+from .rotary import rotary_embedding, rotate
+
+__all__ = [
+    "fused_add_rms_norm",
+    "fused_add_rms_norm_dynamic_int8_quant",
+    "gelu_and_mul",
+    "gelu_mul",
+    "int8_linear",
+    "quant_int8",
+    "rms_norm",
+    "rms_norm_dynamic_int8_quant",
+    "rotary_embedding",
+    "rotate",
+    "silu_and_mul",
+    "silu_and_mul_dynamic_int8_quant",
+    "silu_mul",
+    "silu_mul_dynamic_int8_quant",
+]
