@@ -36,6 +36,32 @@ struct GeluTanh {
   }
 };
 
+struct QuickGelu {
+  COMPILEPASS_INLINE Vec operator()(Vec x) const { return times_sigmoid(x, 1.702f * x); }
+};
+
+struct SquaredRelu {
+  COMPILEPASS_INLINE Vec operator()(Vec x) const {
+    const Vec positive = larger(splat(0.0f), x);
+    return positive * positive;
+  }
+};
+
+struct FatRelu {
+  float threshold;
+  COMPILEPASS_INLINE Vec operator()(Vec x) const { return x <= threshold ? Vec{} : x; }
+};
+
+// gpt-oss's gate.
+struct ClampedSwiglu {
+  float alpha, limit;
+  COMPILEPASS_INLINE Vec operator()(Vec gate, Vec value) const {
+    gate = smaller(splat(limit), gate);
+    value = larger(splat(-limit), smaller(splat(limit), value));
+    return (value + 1.0f) * times_sigmoid(gate, alpha * gate);
+  }
+};
+
 // x Phi(x), with erfc by the rational Chebyshev fit of Numerical Recipes (erfcc, relative error
 // 1.2e-7 everywhere), so that the negative tail keeps its digits.
 struct GeluErf {
@@ -56,13 +82,28 @@ struct GeluErf {
   }
 };
 
-// Gate(gate) * up.
-template <class T, class Gate>
+// activation(gate) * up.
+template <class T, class Activation>
 struct Gated {
   Spaced<T> gate, up;
+  Activation activation;
   auto row(int64_t r) const {
-    return [gate = gate.row(r), up = up.row(r)](int64_t i, auto part) {
-      return Storage<T>::round(Gate{}(load(gate + i, part))) * load(up + i, part);
+    return [activation = activation, gate = gate.row(r), up = up.row(r)](int64_t i, auto part) {
+      return Storage<T>::round(activation(load(gate + i, part))) * load(up + i, part);
+    };
+  }
+};
+
+// gate(even, odd) of the neighbours of a row.
+template <class T, class Gate>
+struct GatedNeighbours {
+  const T* x;
+  int64_t width;  // of a row of results
+  Gate gate;
+  auto row(int64_t r) const {
+    return [gate = gate, from = x + 2 * r * width](int64_t i, auto part) {
+      const Pairs pairs = load_pairs(from + 2 * i, part);
+      return gate(pairs.first, pairs.second);
     };
   }
 };

@@ -41,6 +41,7 @@ _FLAGS = (
     "-O3",
     "-march=native",
     "-fPIC",
+    "-fvisibility=hidden",
     "-DTORCH_TARGET_VERSION=0x020b000000000000",  # what torch 2.11 has, so that it loads there
     f"-I{_TORCH / 'include'}",
 )

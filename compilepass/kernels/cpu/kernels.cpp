@@ -16,7 +16,7 @@ Entries rotary_entries();
 
 // Puts the kernel of that name at the op's CPU dispatch key, for the life of the process; returns 0
 // when done. Op by op, so that a provider of higher priority can be there instead.
-extern "C" int compilepass_register(const char* name) {
+extern "C" __attribute__((visibility("default"))) int compilepass_register(const char* name) {
   using namespace compilepass;
   for (const auto& family :
        {activations_entries, linear_entries, norms_entries, quantisation_entries, rotary_entries}) {

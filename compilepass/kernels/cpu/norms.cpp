@@ -1,28 +1,11 @@
 // The ops of normalisation.
+#include <optional>
+
 #include "norms.h"
 #include "op.h"
 
 namespace compilepass {
 namespace {
-
-int64_t norm_width(const Tensor& x, const Tensor& weight) {
-  const int64_t width = x.size(-1);
-  STD_TORCH_CHECK(
-      weight.dim() == 1 && weight.size(0) == width, "A norm's weight is as wide as its input, ",
-      width, ".");
-  return width;
-}
-
-// Calls body with what a norm's variant does with its weight.
-template <class T, class Body>
-void with_weight(const std::string& variant, const T* weight, const Body& body) {
-  if (variant == "llama") return body(Weight<T, RoundedFirst<T>>{weight, {}});
-  const float offset = variant == "gemma" ? 1.0f : 0.0f;
-  STD_TORCH_CHECK(
-      variant == "gemma" || variant == "torch", "variant is 'llama', 'torch' or 'gemma', not '",
-      variant, "'.");
-  body(Weight<T, RoundedLast>{weight, {offset}});
-}
 
 template <class Out>
 void norm(
@@ -101,12 +84,67 @@ std::tuple<Tensor, Tensor, Tensor> fused_add_rms_norm_dynamic_int8_quant(
   return {out.q, out.scale, total};
 }
 
+// A parameter of a layer norm, which may have none.
+std::optional<Tensor> parameter(const std::optional<Tensor>& t, const Tensor& x) {
+  if (!t) return t;
+  norm_width(x, *t);
+  return dense(*t);
+}
+
+bool takes_affine(
+    const Tensor& x, const Tensor& residual, const std::optional<Tensor>& weight,
+    const std::optional<Tensor>& bias) {
+  return takes(x, residual, weight.value_or(x), bias.value_or(x));
+}
+
+Tensor layer_norm(
+    const Tensor& x, std::optional<Tensor> weight, std::optional<Tensor> bias, double eps) {
+  if (!takes_affine(x, x, weight, bias)) {
+    return call<Tensor>("compilepass_native::layer_norm", x, weight, bias, eps);
+  }
+  const int64_t width = x.size(-1);
+  const Tensor out = empty(x, width, x.scalar_type()), rows = dense(x);
+  const auto weights = parameter(weight, x), biases = parameter(bias, x);
+  with_storage(x.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    const LayerNorm<T> source{
+        data<T>(rows), {data_or_null<T>(weights), data_or_null<T>(biases)},
+        static_cast<float>(eps), width};
+    run<T>(source, out, x.numel() / width, width);
+  });
+  return out;
+}
+
+std::tuple<Tensor, Tensor> fused_add_layer_norm(
+    const Tensor& x, const Tensor& residual, std::optional<Tensor> weight,
+    std::optional<Tensor> bias, double eps) {
+  if (!takes_affine(x, residual, weight, bias)) {
+    return call<std::tuple<Tensor, Tensor>>(
+        "compilepass_native::fused_add_layer_norm", x, residual, weight, bias, eps);
+  }
+  check_same_shape(x, residual, "x and residual");
+  const int64_t width = x.size(-1);
+  const Tensor out = empty(x, width, x.scalar_type()), total = empty(x, width, x.scalar_type());
+  const Tensor rows = dense(x), residuals = dense(residual);
+  const auto weights = parameter(weight, x), biases = parameter(bias, x);
+  with_storage(x.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    const AddLayerNorm<T> source{
+        data<T>(rows), data<T>(residuals), mutable_data<T>(total),
+        {data_or_null<T>(weights), data_or_null<T>(biases)}, static_cast<float>(eps), width};
+    run<T>(source, out, x.numel() / width, width);
+  });
+  return {out, total};
+}
+
 }  // namespace
 
 Entries norms_entries() {
   return {
       {"fused_add_rms_norm", TORCH_BOX(&fused_add_rms_norm)},
       {"fused_add_rms_norm_dynamic_int8_quant", TORCH_BOX(&fused_add_rms_norm_dynamic_int8_quant)},
+      {"fused_add_layer_norm", TORCH_BOX(&fused_add_layer_norm)},
+      {"layer_norm", TORCH_BOX(&layer_norm)},
       {"rms_norm", TORCH_BOX(&rms_norm)},
       {"rms_norm_dynamic_int8_quant", TORCH_BOX(&rms_norm_dynamic_int8_quant)},
   };

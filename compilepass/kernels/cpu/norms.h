@@ -1,7 +1,9 @@
 // Normed rows, as sources of rows (rows.h): one pass for the sum of squares, one for the values.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "rows.h"
 
@@ -28,6 +30,17 @@ struct Weight {
   const T* values;
   Apply apply;
 };
+
+// Calls body with what a norm's variant does with its weight.
+template <class T, class Body>
+void with_weight(const std::string& variant, const T* weight, const Body& body) {
+  if (variant == "llama") return body(Weight<T, RoundedFirst<T>>{weight, {}});
+  const float offset = variant == "gemma" ? 1.0f : 0.0f;
+  STD_TORCH_CHECK(
+      variant == "gemma" || variant == "torch", "variant is 'llama', 'torch' or 'gemma', not '",
+      variant, "'.");
+  body(Weight<T, RoundedLast>{weight, {offset}});
+}
 
 // apply(value / rms, weight), where `first` yields the row's values on the first of two passes and
 // `values` is where the second finds them.
@@ -59,6 +72,17 @@ struct Norm {
   }
 };
 
+// x + residual of a row, stored as the total.
+template <class Added>
+COMPILEPASS_INLINE auto sum_of(const Added& source, int64_t r) {
+  const int64_t at = r * source.width;
+  return [=, x = source.x, residual = source.residual, total = source.total](
+             int64_t i, auto part) {
+    const Vec v = load(x + at + i, part) + load(residual + at + i, part);
+    return store(total + at + i, v, part);
+  };
+}
+
 template <class T, class Apply>
 struct AddNorm {
   const T* x;
@@ -68,12 +92,69 @@ struct AddNorm {
   float eps;
   int64_t width;
   auto row(int64_t r) const {
-    const int64_t at = r * width;
-    const T* sums = total + at;
-    return normed_row(sums, weight, eps, width, [this, at](int64_t i, auto part) {
-      const Vec v = load(x + at + i, part) + load(residual + at + i, part);
-      return store(total + at + i, v, part);
+    return normed_row(total + r * width, weight, eps, width, sum_of(*this, r));
+  }
+};
+
+// A layer norm's parameters, null where it has none.
+template <class T>
+struct Affine {
+  const T* weight;
+  const T* bias;
+  template <class Part>
+  COMPILEPASS_INLINE Vec apply(Vec normed, int64_t i, Part part) const {
+    if (weight) normed = normed * load(weight + i, part);
+    return bias ? normed + load(bias + i, part) : normed;
+  }
+};
+
+// (value - mean) / deviation, with `first` and `values` as for normed_row.
+template <class T, class First>
+COMPILEPASS_INLINE auto centred_row(
+    const T* values, const Affine<T>& affine, float eps, int64_t width, First first) {
+  const float share = 1.0f / static_cast<float>(width);
+  Vec means{};  // of shares, since a sum of large values could overflow
+  for_each_vec(width, [&](int64_t i, auto part) { means += first(i, part) * share; });
+  const float near = sum(means);  // the mean but for rounding, which the second pass makes good
+  Vec rests{}, squares{};
+  for_each_vec(width, [&](int64_t i, auto part) {
+    const Vec v = within(load(values + i, part) - near, part);
+    rests += v;
+    squares += v * v;
+  });
+  const float rest = sum(rests) * share;
+  const double variance = sum(squares) * share - static_cast<double>(rest) * rest;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(std::max(variance, 0.0)) + eps);
+  const float shift = -rest * scale;
+  return [=](int64_t i, auto part) {
+    return affine.apply((load(values + i, part) - near) * scale + shift, i, part);
+  };
+}
+
+template <class T>
+struct LayerNorm {
+  const T* x;
+  Affine<T> affine;
+  float eps;
+  int64_t width;
+  auto row(int64_t r) const {
+    const T* from = x + r * width;
+    return centred_row(from, affine, eps, width, [from](int64_t i, auto part) {
+      return load(from + i, part);
     });
+  }
+};
+
+template <class T>
+struct AddLayerNorm {
+  const T* x;
+  const T* residual;
+  T* total;
+  Affine<T> affine;
+  float eps;
+  int64_t width;
+  auto row(int64_t r) const {
+    return centred_row(total + r * width, affine, eps, width, sum_of(*this, r));
   }
 };
 

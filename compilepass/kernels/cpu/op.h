@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -94,6 +95,10 @@ const T* data(const Tensor& t) {
   return static_cast<const T*>(t.const_data_ptr());
 }
 template <class T>
+const T* data_or_null(const std::optional<Tensor>& t) {
+  return t ? data<T>(*t) : nullptr;
+}
+template <class T>
 T* mutable_data(const Tensor& t) {
   return static_cast<T*>(t.mutable_data_ptr());
 }
@@ -137,6 +142,14 @@ inline void check_same_shape(const Tensor& a, const Tensor& b, const char* names
   STD_TORCH_CHECK(
       std::equal(a.sizes().begin(), a.sizes().end(), b.sizes().begin(), b.sizes().end()), names,
       " have one shape.");
+}
+
+inline int64_t norm_width(const Tensor& x, const Tensor& weight) {
+  const int64_t width = x.size(-1);
+  STD_TORCH_CHECK(
+      weight.dim() == 1 && weight.size(0) == width, "A norm's weight is as wide as its input, ",
+      width, ".");
+  return width;
 }
 
 // An op's name, and its kernel as the dispatcher calls it.

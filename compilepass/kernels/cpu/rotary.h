@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "rows.h"
+#include "norms.h"
 
 namespace compilepass {
 
@@ -109,19 +109,41 @@ void rotate_rows(const Rotation<T>& r, const Lead& lead, int64_t rows) {
   });
 }
 
+template <class Body>
+void choose(bool flag, const Body& body) {
+  flag ? body(std::true_type{}) : body(std::false_type{});
+}
+
 template <class T>
 void rotate_rows(
     const Rotation<T>& r, const Lead& lead, int64_t rows, bool interleaved, bool per_pair,
     bool wide) {
-  const auto choose = [](bool flag, const auto& body) {
-    flag ? body(std::true_type{}) : body(std::false_type{});
-  };
   choose(interleaved, [&]<class Interleaved>(Interleaved) {
     choose(per_pair, [&]<class PerPair>(PerPair) {
       choose(wide, [&]<class IsWide>(IsWide) {
         rotate_rows<Interleaved::value, PerPair::value, IsWide::value>(r, lead, rows);
       });
     });
+  });
+}
+
+// Rows normed, then rotated in their place among the results. Tables have a value a pair.
+template <bool Interleaved, class T, class Apply>
+void norm_rotate_rows(
+    const Rotation<T>& r, const Weight<T, Apply>& weight, float eps, const Lead& lead,
+    int64_t rows) {
+  parallel_rows(rows, r.width, [&](int64_t begin, int64_t end) {
+    Walk walk(lead, begin);
+    for (int64_t row = begin; row < end; ++row, walk.next()) {
+      const T* x = r.x + walk.at[0];
+      T* out = r.out + row * r.width;
+      const auto normed = normed_row(x, weight, eps, r.width, [x](int64_t i, auto part) {
+        return load(x + i, part);
+      });
+      for_each_vec(r.width, [&](int64_t i, auto part) { store(out + i, normed(i, part), part); });
+      rotate_row<T, Interleaved, true, false>(
+          out, r.cos + walk.at[1], r.sin + walk.at[2], out, r.turned);
+    }
   });
 }
 

@@ -41,6 +41,16 @@ struct Spaced {
   const T* row(int64_t r) const { return start + r * stride; }
 };
 
+// function(x), element by element.
+template <class T, class Function>
+void map(const T* x, T* out, int64_t count, Function function) {
+  torch::stable::parallel_for(0, count, kElementsPerThread, [&](int64_t begin, int64_t end) {
+    for_each_vec(end - begin, [&](int64_t i, auto part) {
+      store(out + begin + i, function(load(x + begin + i, part)), part);
+    });
+  });
+}
+
 template <class T, class Source>
 void write_rows(const Source& source, T* out, int64_t rows, int64_t width) {
   parallel_rows(rows, width, [&](int64_t begin, int64_t end) {

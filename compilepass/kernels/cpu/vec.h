@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include <torch/headeronly/util/Half.h>
 
@@ -190,11 +191,52 @@ struct Lower {
 COMPILEPASS_INLINE Lower half_of(Whole) { return {}; }
 COMPILEPASS_INLINE Rest half_of(Rest part) { return {part.count / 2}; }
 
+// v with lanes past the end as 0.
+COMPILEPASS_INLINE Vec within(Vec v, Whole) { return v; }
+COMPILEPASS_INLINE Vec within(Vec v, Rest part) {
+  IntVec lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  return lane < static_cast<int32_t>(part.count) ? v : Vec{};
+}
+
 template <class T, class Part>
 COMPILEPASS_INLINE Vec load(const T* from, Part part) {
   typename Storage<T>::Raw raw{};
   std::memcpy(&raw, from, part.count * sizeof(T));
   return Storage<T>::widen(raw);
+}
+
+// Neighbours taken apart: the elements at even and at odd places of twice as many as a part covers.
+struct Pairs {
+  Vec first, second;
+};
+template <class T, class Part>
+COMPILEPASS_INLINE Pairs load_pairs(const T* from, Part part) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    struct {
+      Vec lower, upper;
+    } raw{};
+    std::memcpy(&raw, from, part.count * 2 * sizeof(T));
+#if defined(__AVX512F__)
+    return {
+        __builtin_shufflevector(
+            raw.lower, raw.upper, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
+        __builtin_shufflevector(
+            raw.lower, raw.upper, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)};
+#else
+    return {
+        __builtin_shufflevector(raw.lower, raw.upper, 0, 2, 4, 6, 8, 10, 12, 14),
+        __builtin_shufflevector(raw.lower, raw.upper, 1, 3, 5, 7, 9, 11, 13, 15)};
+#endif
+  } else {
+    BitVec raw{};
+    std::memcpy(&raw, from, part.count * 2 * sizeof(T));
+    if constexpr (std::is_same_v<T, BFloat16>) {  // the upper half of a float
+      return {bit_cast<Vec>(raw << 16), bit_cast<Vec>(raw & 0xffff0000u)};
+    } else {
+      return {Storage<T>::widen(low_halves(raw)), Storage<T>::widen(low_halves(raw >> 16))};
+    }
+  }
 }
 
 // Stores v rounded to T, and returns what was stored.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .quantisation import quant_int8
 
 __all__ = [
+    "fused_add_layer_norm",
     "fused_add_rms_norm",
     "fused_add_rms_norm_dynamic_int8_quant",
+    "layer_norm",
     "rms_norm",
     "rms_norm_dynamic_int8_quant",
 ]
@@ -59,3 +62,20 @@ def fused_add_rms_norm_dynamic_int8_quant(
     normed, total = fused_add_rms_norm(x, residual, weight, eps, variant)
     q, scale = quant_int8(normed)
     return q, scale, total
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Layer norm (arXiv:1607.06450) over the last dim, as :func:`torch.nn.functional.layer_norm`.
+
+    ``x``: ``[..., H]``, ``weight`` and ``bias``: ``[H]`` or ``None``. Computed in fp32 and rounded
+    once.
+    """
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def fused_add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """``(layer_norm(sum), sum)`` with ``sum = x + residual`` rounded to their dtype."""
+    total = x + residual
+    return layer_norm(total, weight, bias, eps), total

@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["rotary_embedding", "rotate"]
+from .norms import rms_norm
+
+__all__ = [
+    "qk_norm_rope",
+    "rotary_embedding",
+    "rotate",
+]
 
 
 def rotary_embedding(
@@ -24,6 +30,26 @@ def rotary_embedding(
         rotate(q, cos.to(q.dtype), sin.to(q.dtype), interleaved, per_pair=True),
         rotate(k, cos.to(k.dtype), sin.to(k.dtype), interleaved, per_pair=True),
     )
+
+
+def qk_norm_rope(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    interleaved: bool = False,
+    variant: str = "llama",
+) -> tuple[Tensor, Tensor]:
+    """:func:`rotary_embedding` of ``q`` and ``k``, each head of which is normed before.
+
+    ``q_weight`` and ``k_weight``: ``[D]``, of :func:`~compilepass.kernels.native.rms_norm` with
+    ``eps`` and ``variant``; the other arguments as in :func:`rotary_embedding`.
+    """
+    q, k = rms_norm(q, q_weight, eps, variant), rms_norm(k, k_weight, eps, variant)
+    return rotary_embedding(q, k, cos, sin, interleaved)
 
 
 def rotate(

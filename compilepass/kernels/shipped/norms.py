@@ -10,12 +10,12 @@ from .. import native
 from ..registry import define
 from .fakes import quantised, shape
 
-__all__ = ["OPS"]
+__all__ = ["OPS", "check_rms_norm", "normed_dtype"]
 
 VARIANTS = ("llama", "torch", "gemma")
 
 
-def _check_norm(x: Tensor, weight: Tensor, variant: str, residual: Tensor | None = None) -> None:
+def check_rms_norm(x: Tensor, weight: Tensor, variant: str, residual: Tensor | None = None) -> None:
     if variant not in VARIANTS:
         raise KernelError(
             f"variant={variant!r} is not an RMSNorm.", hint=did_you_mean(variant, VARIANTS)
@@ -24,43 +24,72 @@ def _check_norm(x: Tensor, weight: Tensor, variant: str, residual: Tensor | None
         raise KernelError(
             f"A norm's weight is as wide as its input: x is {shape(x)}, weight {shape(weight)}."
         )
+    _check_residual(x, residual)
+
+
+def _check_residual(x: Tensor, residual: Tensor | None) -> None:
     if residual is not None and residual.shape != x.shape:
         raise KernelError(
             f"A residual has the shape of x: x is {shape(x)}, residual {shape(residual)}."
         )
 
 
-def _normed_dtype(x: torch.dtype, weight: torch.dtype, variant: str) -> torch.dtype:
+def normed_dtype(x: torch.dtype, weight: torch.dtype, variant: str) -> torch.dtype:
     return torch.promote_types(x, weight) if variant == "llama" else x
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, variant: str = "llama") -> Tensor:
-    _check_norm(x, weight, variant)
-    return x.new_empty(x.shape, dtype=_normed_dtype(x.dtype, weight.dtype, variant))
+    check_rms_norm(x, weight, variant)
+    return x.new_empty(x.shape, dtype=normed_dtype(x.dtype, weight.dtype, variant))
 
 
 def _fused_add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, variant: str = "llama"
 ) -> tuple[Tensor, Tensor]:
-    _check_norm(x, weight, variant, residual)
+    check_rms_norm(x, weight, variant, residual)
     dtype = torch.promote_types(x.dtype, residual.dtype)
-    normed = x.new_empty(x.shape, dtype=_normed_dtype(dtype, weight.dtype, variant))
+    normed = x.new_empty(x.shape, dtype=normed_dtype(dtype, weight.dtype, variant))
     return normed, x.new_empty(x.shape, dtype=dtype)
 
 
 def _rms_norm_quant(
     x: Tensor, weight: Tensor, eps: float, variant: str = "llama"
 ) -> tuple[Tensor, Tensor]:
-    _check_norm(x, weight, variant)
+    check_rms_norm(x, weight, variant)
     return quantised(x, list(x.shape))
 
 
 def _fused_add_rms_norm_quant(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, variant: str = "llama"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _check_norm(x, weight, variant, residual)
+    check_rms_norm(x, weight, variant, residual)
     total = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, residual.dtype))
     return *quantised(x, list(x.shape)), total
+
+
+def _check_layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None = None
+) -> None:
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        if x.dim() < 1 or (parameter is not None and parameter.shape != x.shape[-1:]):
+            raise KernelError(
+                f"A norm's {name} is as wide as its input: x is {shape(x)}, {name} "
+                f"{None if parameter is None else shape(parameter)}."
+            )
+    _check_residual(x, residual)
+
+
+def _layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    _check_layer_norm(x, weight, bias)
+    return x.new_empty(x.shape)
+
+
+def _fused_add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    _check_layer_norm(x, weight, bias, residual)
+    dtype = torch.promote_types(x.dtype, residual.dtype)
+    return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape, dtype=dtype)
 
 
 OPS = (
@@ -88,5 +117,16 @@ OPS = (
         " -> (Tensor, Tensor, Tensor)",
         native=native.fused_add_rms_norm_dynamic_int8_quant,
         fake=_fused_add_rms_norm_quant,
+    ),
+    define(
+        "compilepass::layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor",
+        native=native.layer_norm,
+        fake=_layer_norm,
+    ),
+    define(
+        "compilepass::fused_add_layer_norm"
+        "(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor)",
+        native=native.fused_add_layer_norm,
+        fake=_fused_add_layer_norm,
     ),
 )

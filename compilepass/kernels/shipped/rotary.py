@@ -8,6 +8,7 @@ from ...errors import KernelError
 from .. import native
 from ..registry import define
 from .fakes import shape
+from .norms import check_rms_norm, normed_dtype
 
 __all__ = ["OPS"]
 
@@ -21,6 +22,24 @@ def _rotary_embedding(
                 f"A head holds two elements for each angle: x is {shape(x)}, cos {shape(cos)}."
             )
     return q.new_empty(q.shape), k.new_empty(k.shape)
+
+
+def _qk_norm_rope(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    interleaved: bool,
+    variant: str = "llama",
+) -> tuple[Tensor, Tensor]:
+    normed = []
+    for x, weight in ((q, q_weight), (k, k_weight)):
+        check_rms_norm(x, weight, variant)
+        normed.append(x.new_empty(x.shape, dtype=normed_dtype(x.dtype, weight.dtype, variant)))
+    return _rotary_embedding(normed[0], normed[1], cos, sin, interleaved)
 
 
 def _rotate(
@@ -58,5 +77,12 @@ OPS = (
         "bool per_pair=False, bool wide=False) -> Tensor",
         native=native.rotate,
         fake=_rotate,
+    ),
+    define(
+        "compilepass::qk_norm_rope(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, "
+        "Tensor cos, Tensor sin, float eps, bool interleaved, str variant='llama')"
+        " -> (Tensor, Tensor)",
+        native=native.qk_norm_rope,
+        fake=_qk_norm_rope,
     ),
 )
