@@ -13,13 +13,15 @@ namespace compilepass {
 // only the result, with the weight around `offset`.
 template <class T>
 struct RoundedFirst {
-  COMPILEPASS_INLINE Vec operator()(Vec normed, Vec weight) const {
+  template <class V>
+  COMPILEPASS_INLINE V operator()(V normed, V weight) const {
     return weight * Storage<T>::round(normed);
   }
 };
 struct RoundedLast {
   float offset;
-  COMPILEPASS_INLINE Vec operator()(Vec normed, Vec weight) const {
+  template <class V>
+  COMPILEPASS_INLINE V operator()(V normed, V weight) const {
     return normed * (weight + offset);
   }
 };
@@ -48,9 +50,9 @@ template <class T, class Apply, class First>
 COMPILEPASS_INLINE auto normed_row(
     const T* values, const Weight<T, Apply>& weight, float eps, int64_t width, First first) {
   Vec squares{};
-  for_each_vec(width, [&](int64_t i, auto part) {
-    const Vec v = first(i, part);
-    squares += v * v;
+  for_each_two(width, [&](int64_t i, auto part) {
+    const auto v = first(i, part);
+    squares += folded(v * v);
   });
   const float scale = 1.0f / std::sqrt(sum(squares) / static_cast<float>(width) + eps);
   return [=](int64_t i, auto part) {
@@ -78,7 +80,7 @@ COMPILEPASS_INLINE auto sum_of(const Added& source, int64_t r) {
   const int64_t at = r * source.width;
   return [=, x = source.x, residual = source.residual, total = source.total](
              int64_t i, auto part) {
-    const Vec v = load(x + at + i, part) + load(residual + at + i, part);
+    const auto v = load(x + at + i, part) + load(residual + at + i, part);
     return store(total + at + i, v, part);
   };
 }
@@ -101,8 +103,8 @@ template <class T>
 struct Affine {
   const T* weight;
   const T* bias;
-  template <class Part>
-  COMPILEPASS_INLINE Vec apply(Vec normed, int64_t i, Part part) const {
+  template <class V, class Part>
+  COMPILEPASS_INLINE V apply(V normed, int64_t i, Part part) const {
     if (weight) normed = normed * load(weight + i, part);
     return bias ? normed + load(bias + i, part) : normed;
   }
@@ -114,13 +116,13 @@ COMPILEPASS_INLINE auto centred_row(
     const T* values, const Affine<T>& affine, float eps, int64_t width, First first) {
   const float share = 1.0f / static_cast<float>(width);
   Vec means{};  // of shares, since a sum of large values could overflow
-  for_each_vec(width, [&](int64_t i, auto part) { means += first(i, part) * share; });
+  for_each_two(width, [&](int64_t i, auto part) { means += folded(first(i, part) * share); });
   const float near = sum(means);  // the mean but for rounding, which the second pass makes good
   Vec rests{}, squares{};
-  for_each_vec(width, [&](int64_t i, auto part) {
-    const Vec v = within(load(values + i, part) - near, part);
-    rests += v;
-    squares += v * v;
+  for_each_two(width, [&](int64_t i, auto part) {
+    const auto v = within(load(values + i, part) - near, part);
+    rests += folded(v);
+    squares += folded(v * v);
   });
   const float rest = sum(rests) * share;
   const double variance = sum(squares) * share - static_cast<double>(rest) * rest;
