@@ -71,8 +71,8 @@ COMPILEPASS_INLINE Vec quotient(Vec x, Vec divisor) {
 #if defined(__AVX512F__)
   if constexpr (!std::is_same_v<T, float>) {
     const Vec near = (Vec)_mm512_rcp14_ps((__m512)divisor);
-    // One step of Newton's, whose error term is NaN where the divisor is infinite and `near` is 0.
-    return x * (near + near * larger(1.0f - divisor * near, splat(-1.0f)));
+    // One step of Newton's, whose factor is NaN where the divisor is infinite and `near` is 0.
+    return x * near * larger(2.0f - divisor * near, splat(0.5f));
   }
 #endif
   return x / divisor;
