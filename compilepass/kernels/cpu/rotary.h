@@ -4,6 +4,7 @@
 // result is theirs bit for bit. `Wide` keeps them in fp32.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <type_traits>
@@ -19,7 +20,7 @@ struct Lead {
   std::array<std::vector<int64_t>, 3> strides;
 };
 
-// Where the rows of x, cos and sin lie, one row after the other.
+// Where the rows of x, cos and sin lie: runs of rows that have one row of cos and of sin.
 class Walk {
  public:
   std::array<int64_t, 3> at{};
@@ -31,11 +32,20 @@ class Walk {
     }
   }
 
-  void next() {
-    for (size_t d = index_.size(); d-- > 0;) {
-      const bool last = ++index_[d] == lead_.sizes[d];
-      const int64_t back = last ? lead_.sizes[d] - 1 : -1;
-      for (size_t t = 0; t < at.size(); ++t) at[t] -= back * lead_.strides[t][d];
+  // Rows from here on that differ in the last dim only, and there in x only.
+  int64_t run() const {
+    if (index_.empty() || lead_.strides[1].back() != 0 || lead_.strides[2].back() != 0) return 1;
+    return lead_.sizes.back() - index_.back();
+  }
+  int64_t stride() const { return index_.empty() ? 0 : lead_.strides[0].back(); }
+
+  // Goes on by rows of one run.
+  void advance(int64_t count) {
+    for (size_t d = index_.size(); d-- > 0; count = 1) {
+      index_[d] += count;
+      const bool last = index_[d] == lead_.sizes[d];
+      const int64_t by = last ? count - lead_.sizes[d] : count;
+      for (size_t t = 0; t < at.size(); ++t) at[t] += by * lead_.strides[t][d];
       if (!last) return;
       index_[d] = 0;
     }
@@ -45,6 +55,18 @@ class Walk {
   const Lead& lead_;
   std::vector<int64_t> index_;
 };
+
+// Calls body(place of the first row, rows) for the runs between two rows.
+template <class Body>
+void for_each_run(const Lead& lead, int64_t begin, int64_t end, const Body& body) {
+  Walk walk(lead, begin);
+  for (int64_t row = begin; row < end;) {
+    const int64_t count = std::min(end - row, walk.run());
+    body(walk, row, count);
+    walk.advance(count);
+    row += count;
+  }
+}
 
 template <class T>
 struct Rotation {
@@ -65,8 +87,18 @@ COMPILEPASS_INLINE V product(V a, V b) {
   }
 }
 
+// Rows that start `stride` elements after one another.
+template <class T>
+struct Run {
+  T* start;
+  int64_t stride;
+  T* operator[](int64_t r) const { return start + r * stride; }
+};
+
+// Rotates `rows` rows by one row of the tables, which are loaded once for all of them.
 template <class T, bool Interleaved, bool PerPair, bool Wide>
-COMPILEPASS_INLINE void rotate_row(const T* x, const T* cos, const T* sin, T* out, int64_t turned) {
+COMPILEPASS_INLINE void rotate_run(
+    Run<const T> x, const T* cos, const T* sin, Run<T> out, int64_t rows, int64_t turned) {
   if constexpr (Interleaved) {
     Vec signs;  // of what the swapped neighbours count with
     for (int64_t i = 0; i < kLanes; ++i) signs[i] = i % 2 ? 1.0f : -1.0f;
@@ -78,20 +110,25 @@ COMPILEPASS_INLINE void rotate_row(const T* x, const T* cos, const T* sin, T* ou
           return repeat_lower(load(table + i / 2, half_of(part)));
         }
       };
-      const Vec v = load(x + i, part);
-      const Vec kept = product<T, Wide>(v, angles(cos));
-      const Vec crossed = product<T, Wide>(swap_neighbours(v) * signs, angles(sin));
-      store(out + i, kept + crossed, part);
+      const Vec c = angles(cos), s = angles(sin);
+      for (int64_t r = 0; r < rows; ++r) {
+        const Vec v = load(x[r] + i, part);
+        const Vec kept = product<T, Wide>(v, c);
+        const Vec crossed = product<T, Wide>(swap_neighbours(v) * signs, s);
+        store(out[r] + i, kept + crossed, part);
+      }
     });
   } else {
     const int64_t half = turned / 2, second = PerPair ? 0 : half;
     for_each_two(half, [&](int64_t i, auto part) {
-      const auto a = load(x + i, part), b = load(x + half + i, part);
       const auto cos_a = load(cos + i, part), sin_a = load(sin + i, part);
       const auto cos_b = PerPair ? cos_a : load(cos + second + i, part);
       const auto sin_b = PerPair ? sin_a : load(sin + second + i, part);
-      store(out + i, product<T, Wide>(a, cos_a) - product<T, Wide>(b, sin_a), part);
-      store(out + half + i, product<T, Wide>(b, cos_b) + product<T, Wide>(a, sin_b), part);
+      for (int64_t r = 0; r < rows; ++r) {
+        const auto a = load(x[r] + i, part), b = load(x[r] + half + i, part);
+        store(out[r] + i, product<T, Wide>(a, cos_a) - product<T, Wide>(b, sin_a), part);
+        store(out[r] + half + i, product<T, Wide>(b, cos_b) + product<T, Wide>(a, sin_b), part);
+      }
     });
   }
 }
@@ -99,16 +136,16 @@ COMPILEPASS_INLINE void rotate_row(const T* x, const T* cos, const T* sin, T* ou
 template <bool Interleaved, bool PerPair, bool Wide, class T>
 void rotate_rows(const Rotation<T>& r, const Lead& lead, int64_t rows) {
   parallel_rows(rows, r.width, [&](int64_t begin, int64_t end) {
-    Walk walk(lead, begin);
-    for (int64_t row = begin; row < end; ++row, walk.next()) {
-      const T* x = r.x + walk.at[0];
-      T* out = r.out + row * r.width;
-      rotate_row<T, Interleaved, PerPair, Wide>(
-          x, r.cos + walk.at[1], r.sin + walk.at[2], out, r.turned);
-      if (r.turned < r.width) {
-        std::memcpy(out + r.turned, x + r.turned, (r.width - r.turned) * sizeof(T));
+    for_each_run(lead, begin, end, [&](const Walk& walk, int64_t row, int64_t count) {
+      const Run<const T> x{r.x + walk.at[0], walk.stride()};
+      const Run<T> out{r.out + row * r.width, r.width};
+      rotate_run<T, Interleaved, PerPair, Wide>(
+          x, r.cos + walk.at[1], r.sin + walk.at[2], out, count, r.turned);
+      if (r.turned == r.width) return;
+      for (int64_t i = 0; i < count; ++i) {
+        std::memcpy(out[i] + r.turned, x[i] + r.turned, (r.width - r.turned) * sizeof(T));
       }
-    }
+    });
   });
 }
 
@@ -130,23 +167,56 @@ void rotate_rows(
   });
 }
 
-// Rows normed, then rotated in their place among the results. Tables have a value a pair.
+// Rows normed, then rotated by tables with a value a pair. In halves, the normed values stay in
+// registers; neighbours are rotated in their place among the results.
 template <bool Interleaved, class T, class Apply>
 void norm_rotate_rows(
     const Rotation<T>& r, const Weight<T, Apply>& weight, float eps, const Lead& lead,
     int64_t rows) {
   parallel_rows(rows, r.width, [&](int64_t begin, int64_t end) {
-    Walk walk(lead, begin);
-    for (int64_t row = begin; row < end; ++row, walk.next()) {
-      const T* x = r.x + walk.at[0];
-      T* out = r.out + row * r.width;
-      const auto normed = normed_row(x, weight, eps, r.width, [x](int64_t i, auto part) {
-        return load(x + i, part);
-      });
-      for_each_two(r.width, [&](int64_t i, auto part) { store(out + i, normed(i, part), part); });
-      rotate_row<T, Interleaved, true, false>(
-          out, r.cos + walk.at[1], r.sin + walk.at[2], out, r.turned);
-    }
+    for_each_run(lead, begin, end, [&](const Walk& walk, int64_t first, int64_t count) {
+      const T *cos = r.cos + walk.at[1], *sin = r.sin + walk.at[2];
+      constexpr int64_t kBlock = 16;
+      for (int64_t done = 0; done < count; done += kBlock) {
+        const int64_t block = std::min(count - done, kBlock);
+        const Run<const T> x{r.x + walk.at[0] + done * walk.stride(), walk.stride()};
+        const Run<T> out{r.out + (first + done) * r.width, r.width};
+        std::array<float, kBlock> scales;
+        for (int64_t i = 0; i < block; ++i) {
+          const T* values = x[i];
+          scales[i] = inverse_rms(eps, r.width, [values](int64_t i, auto part) {
+            return load(values + i, part);
+          });
+        }
+        const int64_t half = Interleaved ? 0 : r.turned / 2;
+        for_each_two(half, [&](int64_t i, auto part) {
+          const auto c = load(cos + i, part), s = load(sin + i, part);
+          const auto weight_a = load(weight.values + i, part);
+          const auto weight_b = load(weight.values + half + i, part);
+          for (int64_t h = 0; h < block; ++h) {
+            const T* values = x[h];
+            const auto normed = [&](int64_t at, auto weights) {
+              return Storage<T>::round(
+                  weight.apply(load(values + at, part) * scales[h], weights));
+            };
+            const auto a = normed(i, weight_a), b = normed(half + i, weight_b);
+            store(out[h] + i, product<T, false>(a, c) - product<T, false>(b, s), part);
+            store(out[h] + half + i, product<T, false>(b, c) + product<T, false>(a, s), part);
+          }
+        });
+        for (int64_t h = 0; h < block; ++h) {
+          const T* rest = x[h] + 2 * half;
+          for_each_two(r.width - 2 * half, [&](int64_t i, auto part) {
+            const auto weights = load(weight.values + 2 * half + i, part);
+            store(out[h] + 2 * half + i, weight.apply(load(rest + i, part) * scales[h], weights), part);
+          });
+        }
+        if constexpr (Interleaved) {
+          rotate_run<T, true, true, false>(
+              {out.start, out.stride}, cos, sin, out, block, r.turned);
+        }
+      }
+    });
   });
 }
 
