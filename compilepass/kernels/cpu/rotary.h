@@ -95,40 +95,33 @@ struct Run {
   T* operator[](int64_t r) const { return start + r * stride; }
 };
 
-// Rotates `rows` rows by one row of the tables, which are loaded once for all of them.
 template <class T, bool Interleaved, bool PerPair, bool Wide>
-COMPILEPASS_INLINE void rotate_run(
-    Run<const T> x, const T* cos, const T* sin, Run<T> out, int64_t rows, int64_t turned) {
+COMPILEPASS_INLINE void rotate_row(const T* x, const T* cos, const T* sin, T* out, int64_t turned) {
+  const int64_t half = turned / 2;
   if constexpr (Interleaved) {
-    Vec signs;  // of what the swapped neighbours count with
-    for (int64_t i = 0; i < kLanes; ++i) signs[i] = i % 2 ? 1.0f : -1.0f;
-    for_each_vec(turned, [&](int64_t i, auto part) {
+    for_each_vec(half, [&](int64_t i, auto part) {
       const auto angles = [&](const T* table) {
         if constexpr (!PerPair) {
-          return load(table + i, part);
+          return load_pairs(table + 2 * i, part);
         } else {
-          return repeat_lower(load(table + i / 2, half_of(part)));
+          const Vec of_pair = load(table + i, part);
+          return Pairs{of_pair, of_pair};
         }
       };
-      const Vec c = angles(cos), s = angles(sin);
-      for (int64_t r = 0; r < rows; ++r) {
-        const Vec v = load(x[r] + i, part);
-        const Vec kept = product<T, Wide>(v, c);
-        const Vec crossed = product<T, Wide>(swap_neighbours(v) * signs, s);
-        store(out[r] + i, kept + crossed, part);
-      }
+      const Pairs v = load_pairs(x + 2 * i, part), c = angles(cos), s = angles(sin);
+      const Vec first = product<T, Wide>(v.first, c.first) - product<T, Wide>(v.second, s.first);
+      const Vec second = product<T, Wide>(v.second, c.second) + product<T, Wide>(v.first, s.second);
+      store_pairs(out + 2 * i, {first, second}, part);
     });
   } else {
-    const int64_t half = turned / 2, second = PerPair ? 0 : half;
+    const int64_t second = PerPair ? 0 : half;
     for_each_two(half, [&](int64_t i, auto part) {
+      const auto a = load(x + i, part), b = load(x + half + i, part);
       const auto cos_a = load(cos + i, part), sin_a = load(sin + i, part);
       const auto cos_b = PerPair ? cos_a : load(cos + second + i, part);
       const auto sin_b = PerPair ? sin_a : load(sin + second + i, part);
-      for (int64_t r = 0; r < rows; ++r) {
-        const auto a = load(x[r] + i, part), b = load(x[r] + half + i, part);
-        store(out[r] + i, product<T, Wide>(a, cos_a) - product<T, Wide>(b, sin_a), part);
-        store(out[r] + half + i, product<T, Wide>(b, cos_b) + product<T, Wide>(a, sin_b), part);
-      }
+      store(out + i, product<T, Wide>(a, cos_a) - product<T, Wide>(b, sin_a), part);
+      store(out + half + i, product<T, Wide>(b, cos_b) + product<T, Wide>(a, sin_b), part);
     });
   }
 }
@@ -139,11 +132,12 @@ void rotate_rows(const Rotation<T>& r, const Lead& lead, int64_t rows) {
     for_each_run(lead, begin, end, [&](const Walk& walk, int64_t row, int64_t count) {
       const Run<const T> x{r.x + walk.at[0], walk.stride()};
       const Run<T> out{r.out + row * r.width, r.width};
-      rotate_run<T, Interleaved, PerPair, Wide>(
-          x, r.cos + walk.at[1], r.sin + walk.at[2], out, count, r.turned);
-      if (r.turned == r.width) return;
       for (int64_t i = 0; i < count; ++i) {
-        std::memcpy(out[i] + r.turned, x[i] + r.turned, (r.width - r.turned) * sizeof(T));
+        rotate_row<T, Interleaved, PerPair, Wide>(
+            x[i], r.cos + walk.at[1], r.sin + walk.at[2], out[i], r.turned);
+        if (r.turned < r.width) {
+          std::memcpy(out[i] + r.turned, x[i] + r.turned, (r.width - r.turned) * sizeof(T));
+        }
       }
     });
   });
@@ -167,53 +161,50 @@ void rotate_rows(
   });
 }
 
-// Rows normed, then rotated by tables with a value a pair. In halves, the normed values stay in
+// A row normed, then rotated by tables with a value a pair. In halves, the normed values stay in
 // registers; neighbours are rotated in their place among the results.
+template <bool Interleaved, class T, class Apply>
+COMPILEPASS_INLINE void norm_rotate_row(
+    const T* x, float scale, const Weight<T, Apply>& weight, const T* cos, const T* sin, T* out,
+    int64_t width, int64_t turned) {
+  const auto normed = [&](int64_t i, auto part) {
+    return weight.apply(load(x + i, part) * scale, load(weight.values + i, part));
+  };
+  const int64_t half = Interleaved ? 0 : turned / 2;
+  for_each_two(half, [&](int64_t i, auto part) {
+    const auto a = Storage<T>::round(normed(i, part));
+    const auto b = Storage<T>::round(normed(half + i, part));
+    const auto c = load(cos + i, part), s = load(sin + i, part);
+    store(out + i, product<T, false>(a, c) - product<T, false>(b, s), part);
+    store(out + half + i, product<T, false>(b, c) + product<T, false>(a, s), part);
+  });
+  for_each_two(width - 2 * half, [&](int64_t i, auto part) {
+    store(out + 2 * half + i, normed(2 * half + i, part), part);
+  });
+  if constexpr (Interleaved) rotate_row<T, true, true, false>(out, cos, sin, out, turned);
+}
+
 template <bool Interleaved, class T, class Apply>
 void norm_rotate_rows(
     const Rotation<T>& r, const Weight<T, Apply>& weight, float eps, const Lead& lead,
     int64_t rows) {
   parallel_rows(rows, r.width, [&](int64_t begin, int64_t end) {
-    for_each_run(lead, begin, end, [&](const Walk& walk, int64_t first, int64_t count) {
+    for_each_run(lead, begin, end, [&](const Walk& walk, int64_t row, int64_t count) {
       const T *cos = r.cos + walk.at[1], *sin = r.sin + walk.at[2];
-      constexpr int64_t kBlock = 16;
+      constexpr int64_t kBlock = 16;  // rows whose scales are computed at once: each takes long
       for (int64_t done = 0; done < count; done += kBlock) {
         const int64_t block = std::min(count - done, kBlock);
         const Run<const T> x{r.x + walk.at[0] + done * walk.stride(), walk.stride()};
-        const Run<T> out{r.out + (first + done) * r.width, r.width};
+        const Run<T> out{r.out + (row + done) * r.width, r.width};
         std::array<float, kBlock> scales;
-        for (int64_t i = 0; i < block; ++i) {
-          const T* values = x[i];
-          scales[i] = inverse_rms(eps, r.width, [values](int64_t i, auto part) {
-            return load(values + i, part);
+        for (int64_t n = 0; n < block; ++n) {
+          scales[n] = inverse_rms(eps, r.width, [from = x[n]](int64_t i, auto part) {
+            return load(from + i, part);
           });
         }
-        const int64_t half = Interleaved ? 0 : r.turned / 2;
-        for_each_two(half, [&](int64_t i, auto part) {
-          const auto c = load(cos + i, part), s = load(sin + i, part);
-          const auto weight_a = load(weight.values + i, part);
-          const auto weight_b = load(weight.values + half + i, part);
-          for (int64_t h = 0; h < block; ++h) {
-            const T* values = x[h];
-            const auto normed = [&](int64_t at, auto weights) {
-              return Storage<T>::round(
-                  weight.apply(load(values + at, part) * scales[h], weights));
-            };
-            const auto a = normed(i, weight_a), b = normed(half + i, weight_b);
-            store(out[h] + i, product<T, false>(a, c) - product<T, false>(b, s), part);
-            store(out[h] + half + i, product<T, false>(b, c) + product<T, false>(a, s), part);
-          }
-        });
-        for (int64_t h = 0; h < block; ++h) {
-          const T* rest = x[h] + 2 * half;
-          for_each_two(r.width - 2 * half, [&](int64_t i, auto part) {
-            const auto weights = load(weight.values + 2 * half + i, part);
-            store(out[h] + 2 * half + i, weight.apply(load(rest + i, part) * scales[h], weights), part);
-          });
-        }
-        if constexpr (Interleaved) {
-          rotate_run<T, true, true, false>(
-              {out.start, out.stride}, cos, sin, out, block, r.turned);
+        for (int64_t n = 0; n < block; ++n) {
+          norm_rotate_row<Interleaved>(
+              x[n], scales[n], weight, cos, sin, out[n], r.width, r.turned);
         }
       }
     });
