@@ -191,17 +191,18 @@ void norm_rotate_rows(
   parallel_rows(rows, r.width, [&](int64_t begin, int64_t end) {
     for_each_run(lead, begin, end, [&](const Walk& walk, int64_t row, int64_t count) {
       const T *cos = r.cos + walk.at[1], *sin = r.sin + walk.at[2];
-      constexpr int64_t kBlock = 16;  // rows whose scales are computed at once: each takes long
+      constexpr int64_t kBlock = 16;  // rows whose scales are computed at once, as vectors
       for (int64_t done = 0; done < count; done += kBlock) {
         const int64_t block = std::min(count - done, kBlock);
         const Run<const T> x{r.x + walk.at[0] + done * walk.stride(), walk.stride()};
         const Run<T> out{r.out + (row + done) * r.width, r.width};
-        std::array<float, kBlock> scales;
+        std::array<float, kBlock> scales{};
         for (int64_t n = 0; n < block; ++n) {
-          scales[n] = inverse_rms(eps, r.width, [from = x[n]](int64_t i, auto part) {
+          scales[n] = sum_of_squares(r.width, [from = x[n]](int64_t i, auto part) {
             return load(from + i, part);
           });
         }
+        for (float& scale : scales) scale = inverse_rms(scale, r.width, eps);
         for (int64_t n = 0; n < block; ++n) {
           norm_rotate_row<Interleaved>(
               x[n], scales[n], weight, cos, sin, out[n], r.width, r.turned);
