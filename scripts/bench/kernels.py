@@ -1,12 +1,14 @@
 """Times each fused CPU kernel against its native reference, eager and compiled by Inductor.
 
-The three are interleaved and the minimum is kept, so that a noisy machine disturbs all alike.
+The three, and a copy of as many bytes, are interleaved and the minimum is kept, so that a noisy
+machine disturbs all alike.
 Run ``python scripts/bench/kernels.py --json out.json``; ``--quick`` for a first look.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import time
 from collections.abc import Callable
@@ -35,6 +37,7 @@ class Measurement:
     kernel: float
     compiled: float
     eager: float
+    copy: float
 
 
 def arguments(op: str, rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
@@ -49,7 +52,16 @@ def arguments(op: str, rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
     return {
         "rms_norm": (x, weight, EPS),
         "fused_add_rms_norm": (x, torch.randn_like(x), weight, EPS),
+        "layer_norm": (x, weight, weight, EPS),
+        "fused_add_layer_norm": (x, torch.randn_like(x), weight, weight, EPS),
         "silu_and_mul": (gated,),
+        "mul_and_silu": (gated,),
+        "fatrelu_and_mul": (gated, 0.5),
+        "swigluoai_and_mul": (gated, 1.702, 7.0),
+        "gelu_new": (gated,),
+        "gelu_fast": (gated,),
+        "quick_gelu": (gated,),
+        "relu2": (gated,),
         "gelu_and_mul": (gated, "tanh"),
         "silu_mul": gated.chunk(2, -1),
         "gelu_mul": (*gated.chunk(2, -1), "tanh"),
@@ -57,11 +69,32 @@ def arguments(op: str, rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
         "int8_linear": (*kernels.native.quant_int8(x), wq, torch.rand(HIDDEN), None, dtype),
         "rotary_embedding": (q, q[:, :8], *half, False),
         "rotate": (heads, *tables),
+        "qk_norm_rope": (q, q[:, :8], weight[:HEAD], weight[HEAD : 2 * HEAD], *half, EPS, False),
         "rms_norm_dynamic_int8_quant": (x, weight, EPS),
         "fused_add_rms_norm_dynamic_int8_quant": (x, torch.randn_like(x), weight, EPS),
         "silu_and_mul_dynamic_int8_quant": (gated,),
         "silu_mul_dynamic_int8_quant": gated.chunk(2, -1),
+        "gelu_and_mul_dynamic_int8_quant": (gated, "tanh"),
+        "gelu_mul_dynamic_int8_quant": (*gated.chunk(2, -1), "tanh"),
     }[op]
+
+
+def keep_memory() -> None:
+    """Let glibc keep what is freed: else results come with page faults, which differ by size."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:
+        trim_threshold, mmap_threshold = -1, -3
+        mallopt(trim_threshold, 2**31 - 1)
+        mallopt(mmap_threshold, 2**30)
+
+
+def copy_of(args: tuple[Any, ...], result: Any) -> Callable[..., Any]:
+    """A copy that moves as many bytes as a kernel must: its tensors once, and its results."""
+    outputs = result if isinstance(result, tuple) else (result,)
+    tensors = [t for t in (*args, *outputs) if isinstance(t, torch.Tensor)]
+    half = sum(t.nbytes for t in tensors) // 2
+    source, target = torch.ones(half, dtype=torch.uint8), torch.ones(half, dtype=torch.uint8)
+    return lambda *_: target.copy_(source)
 
 
 def best(functions: list[Callable[..., Any]], args: tuple[Any, ...], seconds: float) -> list[float]:
@@ -89,9 +122,9 @@ def measure(
             for count in threads:
                 torch.set_num_threads(count)
                 for n in rows:
-                    times = best(
-                        [op.overload, compiled, op.native], arguments(name, n, dtype), seconds
-                    )
+                    args = arguments(name, n, dtype)
+                    copy = copy_of(args, op.overload(*args))
+                    times = best([op.overload, compiled, op.native, copy], args, seconds)
                     short = str(dtype).removeprefix("torch.")
                     results.append(Measurement(name, short, n, count, *times))
     return results
@@ -107,13 +140,14 @@ def table(results: list[Measurement]) -> Table:
         "kernel",
         "Inductor",
         "eager",
+        "copy",
         "vs Inductor",
         "vs eager",
     ):
         shown.add_column(heading, justify="left" if heading in ("op", "dtype") else "right")
     for m in results:
         ratios = (f"{m.compiled / m.kernel:.2f}", f"{m.eager / m.kernel:.2f}")
-        times = (f"{t:.1f}" for t in (m.kernel, m.compiled, m.eager))
+        times = (f"{t:.1f}" for t in (m.kernel, m.compiled, m.eager, m.copy))
         shown.add_row(m.op, m.dtype, str(m.threads), str(m.rows), *times, *ratios)
     return shown
 
@@ -125,6 +159,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="time for one line")
     parser.add_argument("--op", action="append", default=[], help="this op; may be given again")
     options = parser.parse_args()
+    keep_memory()
     with torch.inference_mode():
         results = measure(
             [256] if options.quick else [1, 32, 256],
