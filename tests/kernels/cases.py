@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
@@ -9,6 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from compilepass.kernels.native import FP8
+from compilepass.kernels.native.fused_quantisation import QUANTISATIONS, SOURCES
 
 EPS = 1e-6
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -29,12 +33,24 @@ ROTATIONS = ("interleaved", "per_pair", "wide")
 
 
 @dataclass(frozen=True)
+class Numbers:
+    """What quantised results stand for, how far from it they may be, and the other results."""
+
+    values: Tensor
+    within: Tensor
+    rest: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
 class Case:
-    """``inputs(rows shape, dtype)`` makes arguments, ``oracle(*fp64 arguments)`` the results."""
+    """``inputs(rows shape, dtype)`` makes arguments, ``oracle(*fp64 arguments)`` the results.
+
+    ``numbers(arguments, results)`` reads the results of an op that quantises.
+    """
 
     inputs: Callable[[tuple[int, ...], torch.dtype], tuple[Any, ...]]
     oracle: Callable[..., tuple[Tensor, ...]]
-    quantises: bool = False
+    numbers: Callable[[tuple[Any, ...], tuple[Tensor, ...]], Numbers] | None = None
 
 
 def _x(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -194,6 +210,68 @@ def _linear(
     return (xq.double() @ wq.double().t()) * xscale * wscale + bias
 
 
+def _int8(args: tuple[Any, ...], out: tuple[Tensor, ...]) -> Numbers:
+    q, scale, *rest = out
+    return Numbers(q.double() * scale.double(), 0.51 * scale.double(), tuple(rest))
+
+
+def _asymmetric_int8(args: tuple[Any, ...], out: tuple[Tensor, ...]) -> Numbers:
+    q, scale, zero_point = out
+    # where the zero point is rounded, the end of a range moves by half a step
+    return Numbers((q.double() - zero_point) * scale.double(), 1.01 * scale.double())
+
+
+def _fp8(args: tuple[Any, ...], out: tuple[Tensor, ...]) -> Numbers:
+    q, scale, *rest = out
+    groups = scale.shape[-1]
+    wide = scale.double().repeat_interleave(q.shape[-1] // max(1, groups), -1)
+    return _near_fp8(q, wide, tuple(rest))
+
+
+def _near_fp8(q: Tensor, scale: Tensor, rest: tuple[Tensor, ...]) -> Numbers:
+    values = q.double() * scale
+    return Numbers(values, values.abs() / 15 + 2.0**-9 * scale, rest)
+
+
+def _known_scale(at: int, name: str) -> Callable[..., Numbers]:
+    """With the argument at that place as the scale."""
+
+    def numbers(args: tuple[Any, ...], out: tuple[Tensor, ...]) -> Numbers:
+        q, *rest = out
+        scale = args[at].double()
+        if name == "static_fp8":
+            return _near_fp8(q, scale, tuple(rest))
+        return Numbers(q.double() * scale, 0.51 * scale, tuple(rest))
+
+    return numbers
+
+
+def _cut_off(exact: Tensor, scale: Tensor, name: str) -> Tensor:
+    least, largest = {"static_int8": (-128, 127), "static_fp8": (-448, 448)}[name]
+    return torch.minimum(torch.maximum(exact, least * scale), largest * scale)
+
+
+def _fused(source: str, name: str) -> Case:
+    """A source's case with the quantisation of its first result; a known scale cuts some off."""
+    base, tensors = CASES[source], len(SOURCES[source].tensors)
+    both = tensors + bool(QUANTISATIONS[name].setting)
+
+    def inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+        args = base.inputs(shape, dtype)
+        scale = torch.full((1,), 0.04 if name == "static_int8" else 0.01)
+        settings = {"group_fp8": (math.gcd(shape[-1], 128),)}
+        static = (scale,) if name.startswith("static") else ()
+        return (*args[:tensors], *settings.get(name, static), *args[tensors:])
+
+    def oracle(*args: Any) -> tuple[Tensor, ...]:
+        exact, *rest = base.oracle(*args[:tensors], *args[both:])
+        if name.startswith("static"):
+            exact = _cut_off(exact, args[tensors], name)
+        return exact, *rest
+
+    return Case(inputs, oracle, _known_scale(tensors, name) if name.startswith("static") else _fp8)
+
+
 CASES = {
     "rms_norm": Case(_norm_inputs, lambda *a: (_norm(*a),)),
     "fused_add_rms_norm": Case(_add_norm_inputs, _add_norm),
@@ -232,20 +310,20 @@ CASES = {
     "rotary_embedding": Case(_rotary_inputs, _rotary),
     "qk_norm_rope": Case(_qk_inputs, _qk_norm_rope),
     "int8_linear": Case(_linear_inputs, lambda *a: (_linear(*a),)),
-    "quant_int8": Case(_row_inputs, lambda x: (x,), quantises=True),
-    "rms_norm_dynamic_int8_quant": Case(_norm_inputs, lambda *a: (_norm(*a),), quantises=True),
-    "fused_add_rms_norm_dynamic_int8_quant": Case(_add_norm_inputs, _add_norm, quantises=True),
-    "silu_mul_dynamic_int8_quant": Case(_pair_inputs, lambda *a: (_silu(*a),), quantises=True),
+    "quant_int8": Case(_row_inputs, lambda x: (x,), numbers=_int8),
+    "rms_norm_dynamic_int8_quant": Case(_norm_inputs, lambda *a: (_norm(*a),), numbers=_int8),
+    "fused_add_rms_norm_dynamic_int8_quant": Case(_add_norm_inputs, _add_norm, numbers=_int8),
+    "silu_mul_dynamic_int8_quant": Case(_pair_inputs, lambda *a: (_silu(*a),), numbers=_int8),
     "silu_and_mul_dynamic_int8_quant": Case(
-        _gated_inputs, lambda x: (_silu(*x.chunk(2, -1)),), quantises=True
+        _gated_inputs, lambda x: (_silu(*x.chunk(2, -1)),), numbers=_int8
     ),
     "gelu_mul_dynamic_int8_quant": Case(
-        _with(_pair_inputs, "none"), lambda *a: (_gelu(*a),), quantises=True
+        _with(_pair_inputs, "none"), lambda *a: (_gelu(*a),), numbers=_int8
     ),
     "gelu_and_mul_dynamic_int8_quant": Case(
         _with(_gated_inputs, "tanh"),
         lambda x, name: (_gelu(*x.chunk(2, -1), name),),
-        quantises=True,
+        numbers=_int8,
     ),
 }
 CASES |= {
@@ -260,6 +338,35 @@ CASES |= {
     for name, case in CASES.items()
     if "rms_norm" in name or name == "qk_norm_rope"
     for variant in ("torch", "gemma")
+}
+# quantisation alone, and behind each source
+CASES |= {
+    "asymmetric_quant_int8": Case(_row_inputs, lambda x: (x,), _asymmetric_int8),
+    "quant_fp8": Case(_row_inputs, lambda x: (x,), _fp8),
+    "group_quant_fp8": Case(
+        lambda shape, dtype: (_x(shape, dtype), math.gcd(shape[-1], 64)), lambda x, _: (x,), _fp8
+    ),
+    "static_quant_fp8": Case(
+        _with(_row_inputs, torch.full((1,), 0.01)),
+        lambda x, scale: (_cut_off(x, scale, "static_fp8"),),
+        _known_scale(1, "static_fp8"),
+    ),
+    "static_quant_int8": Case(
+        _with(_row_inputs, torch.full((1,), 0.04)),
+        lambda x, scale: (_cut_off(x, scale, "static_int8"),),
+        _known_scale(1, "static_int8"),
+    ),
+    "static_quant_int8/zero point": Case(
+        _with(_row_inputs, torch.full((1,), 0.04), torch.full((1,), 17, dtype=torch.int32)),
+        lambda x, scale, shift: (_cut_off(x + shift * scale, scale, "static_int8"),),
+        _known_scale(1, "static_int8"),
+    ),
+}
+CASES |= {
+    f"{source}_{name}_quant": _fused(source, name)
+    for source in SOURCES
+    for name in QUANTISATIONS
+    if name != "dynamic_int8"
 }
 
 
@@ -277,6 +384,11 @@ def mapped(args: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> tuple[A
 
 def to_double(t: Tensor) -> Tensor:
     return t if t.dtype == torch.int8 else t.double()
+
+
+def as_numbers(t: Tensor) -> Tensor:
+    """fp8 as float32, which can be compared."""
+    return t.float() if t.dtype == FP8 else t
 
 
 def strided(t: Tensor) -> Tensor:

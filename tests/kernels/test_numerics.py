@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from compilepass import kernels
 from compilepass.errors import KernelError
+from compilepass.kernels.native import FP8
 
 from .cases import (
     CASES,
@@ -22,6 +23,7 @@ from .cases import (
     LAYER_NORM_ATOL,
     SHAPES,
     TWO_ULP,
+    as_numbers,
     mapped,
     op_of,
     outputs,
@@ -37,7 +39,8 @@ NOT_FOR_EXTREMES = (
     "int8_linear",
     # oneDNN, which native's gelu of a dense tensor calls, makes a NaN of an infinity
     "gelu_mul",
-    "gelu_mul_dynamic_int8_quant",
+    # a scale of one small value is of digits that native loses
+    "gelu_and_mul_group",
     # has no digits left where a residual is added to a row of 1e4
     "fused_add_layer_norm",
 )
@@ -51,11 +54,6 @@ def native_of(name: str) -> Any:
     return op.native
 
 
-def dequantised(out: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    q, scale, *rest = out
-    return q.double() * scale.double(), *rest
-
-
 def slack_of(name: str, shape: tuple[int, ...]) -> float:
     """What native may lose to cancellation, and the kernel does not."""
     if name.startswith("gelu"):
@@ -65,16 +63,30 @@ def slack_of(name: str, shape: tuple[int, ...]) -> float:
     return 2e-6
 
 
+def scale_of(name: str, args: tuple[Any, ...]) -> float:
+    """The scale that an op was given, or 0."""
+    given = [a for a in args if isinstance(a, Tensor) and a.shape == (1,)]
+    return float(given[0]) if "static" in name else 0.0
+
+
+def _spread(scales: Tensor, width: int) -> Tensor:
+    """A scale for each element of rows, of those for its groups."""
+    return scales.repeat_interleave(width // scales.shape[-1], -1)
+
+
 def assert_like_native(
     ours: tuple[Tensor, ...],
     native: tuple[Tensor, ...],
     *,
     atol: float = 2e-6,
     subtracts: bool = False,
+    scale: float = 0.0,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
     """Equal but for the odd neighbour; more than a few of them is another rounding.
 
-    With ``subtracts``, a neighbour is one of the largest value.
+    With ``subtracts``, a neighbour is one of the largest value. ``scale`` is that of quantised
+    results which come without, ``dtype`` that of what was quantised.
     """
     for mine, theirs in zip(ours, native, strict=True):
         assert mine.shape == theirs.shape
@@ -83,9 +95,20 @@ def assert_like_native(
             continue
         if mine.dtype == torch.int8:
             steps = (mine.short() - theirs.short()).abs()
-            assert (steps <= 1 + atol / ours[1]).all()
+            assert (steps <= 1 + atol / (scale or ours[1])).all()
             continue
-        rtol = TWO_ULP[mine.dtype]
+        if mine.dtype == torch.int32:
+            assert ((mine - theirs).abs() <= 1).all()
+            continue
+        if mine.dtype == FP8:
+            mine, theirs = mine.float(), theirs.float()
+            step = (theirs.abs() / 8).clamp(min=2.0**-9)
+            near = atol / torch.as_tensor(scale or _spread(ours[1], mine.shape[-1]))
+            assert ((mine - theirs).abs() <= step + near).all()
+            assert ((mine != theirs) & (near < step)).sum() <= 2 + 0.02 * mine.numel()
+            continue
+        # a scale is of one value, which may be a neighbour
+        rtol = TWO_ULP[mine.dtype if ours[0].dtype != FP8 else dtype]
         near = max(atol, rtol * float(theirs.abs().amax())) if subtracts else atol
         torch.testing.assert_close(mine, theirs, rtol=rtol, atol=near)
         if mine.dtype != torch.float32:
@@ -104,9 +127,10 @@ def test_kernel_is_as_near_to_fp64_as_its_dtype_allows(
     out = outputs(op_of(name)(*args))
     wanted = case.oracle(*mapped(args, to_double))
     subtracts = name.startswith(SUBTRACTS) and args[0].numel()
-    step = out[1].double() * 0.51 if case.quantises else torch.zeros(())
-    if case.quantises:
-        out = dequantised(out)
+    step = torch.zeros(())
+    if case.numbers is not None:
+        numbers = case.numbers(args, out)
+        out, step = (numbers.values, *numbers.rest), numbers.within
     for i, (mine, exact) in enumerate(zip(out, wanted, strict=True)):
         slack = step if i == 0 else torch.zeros(())
         size = FP64_RTOL[dtype] * (exact.abs() + (exact.abs().amax() if subtracts else 0))
@@ -126,6 +150,8 @@ def test_kernel_rounds_as_native_does(
         outputs(native_of(name)(*args)),
         atol=slack_of(name, shape),
         subtracts=name.startswith("qk_norm_rope"),
+        scale=scale_of(name, args),
+        dtype=dtype,
     )
 
 
@@ -133,12 +159,51 @@ def test_kernel_rounds_as_native_does(
 def test_sum_and_quantisation_equal_native_exactly(dtype: torch.dtype) -> None:
     x, residual = (torch.randn(64, 1000) * 3).to(dtype), torch.randn(64, 1000).to(dtype)
     weight = torch.randn(1000).to(dtype)
-    for mine, theirs in zip(
-        torch.ops.compilepass.quant_int8(x), kernels.native.quant_int8(x), strict=True
-    ):
+    ops, native = torch.ops.compilepass, kernels.native
+    for mine, theirs in zip(ops.quant_int8(x), native.quant_int8(x), strict=True):
         assert torch.equal(mine, theirs)
     *_, total = torch.ops.compilepass.fused_add_rms_norm(x, residual, weight, EPS)
     assert torch.equal(total, x + residual)
+
+
+@every_dtype
+@pytest.mark.parametrize("name", [n for n in CASES if "quant_" in n])
+def test_quantisation_alone_equals_native_exactly(name: str, dtype: torch.dtype) -> None:
+    for size in (1e-4, 1.0, 300.0):
+        x, *settings = CASES[name].inputs((64, 1024 + 64), dtype)
+        out = outputs(op_of(name)(x * size, *settings))
+        for mine, theirs in zip(out, outputs(native_of(name)(x * size, *settings)), strict=True):
+            assert torch.equal(as_numbers(mine), as_numbers(theirs))
+
+
+def test_every_half_between_two_fp8_numbers_rounds_as_pytorch_rounds_it() -> None:
+    numbers = torch.arange(127, dtype=torch.uint8).view(FP8).float()
+    halves = (numbers[1:] + numbers[:-1]) / 2
+    near = [numbers, halves, halves.nextafter(numbers[1:]), halves.nextafter(numbers[:-1])]
+    x = torch.cat((*near, torch.tensor([464.0, 465.0, 1e30, INF, NAN, 1e-40])))
+    x = torch.cat((x, -x))
+    out = torch.ops.compilepass.static_quant_fp8(x, torch.ones(1))
+    wanted = x.clamp(-448, 448).to(FP8)
+    numbers = ~x.isnan()
+    assert torch.equal(out.float()[numbers], wanted.float()[numbers])
+    assert out.float()[~numbers].isnan().all()
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5, 1e-40, 1e-30, 1e30, INF, NAN])
+def test_any_scale_that_is_given_quantises_as_native(scale: float) -> None:
+    x = torch.cat((torch.randn(1000) * 3, torch.tensor([0.0, 1e30, -1e38, 3e-39, INF, -INF])))
+    for name in ("static_quant_fp8", "static_quant_int8"):
+        op, given = getattr(torch.ops.compilepass, name), torch.tensor([scale])
+        out, wanted = op(x, given), getattr(kernels.native, name)(x, given)
+        defined = ~(x / scale).isnan()
+        assert torch.equal(as_numbers(out)[defined], as_numbers(wanted)[defined])
+
+
+def test_zero_is_exact_with_a_zero_point() -> None:
+    x = torch.cat((torch.rand(8, 64) + 5, torch.zeros(8, 1)), -1)
+    q, scale, zero_point = torch.ops.compilepass.asymmetric_quant_int8(x)
+    assert torch.equal(q[:, -1:], zero_point.to(torch.int8))
+    assert ((q - zero_point) * scale - x).abs().max() <= 0.51 * scale.max()
 
 
 @every_dtype
@@ -146,7 +211,10 @@ def test_sum_and_quantisation_equal_native_exactly(dtype: torch.dtype) -> None:
 def test_kernel_takes_inputs_of_any_stride(name: str, dtype: torch.dtype) -> None:
     args = CASES[name].inputs((3, 5, 24), dtype)
     dense = outputs(op_of(name)(*args))
-    assert_like_native(outputs(op_of(name)(*mapped(args, strided))), dense)
+    scale = scale_of(name, args)
+    assert_like_native(
+        outputs(op_of(name)(*mapped(args, strided))), dense, scale=scale, dtype=dtype
+    )
     for out in outputs(op_of(name)(*mapped(args, strided))):
         assert out.is_contiguous()
 
@@ -172,7 +240,7 @@ def test_opcheck(name: str) -> None:
 
 
 @pytest.mark.parametrize("fill", [1e-30, 1e4, 3e38, INF, -INF, NAN])
-@pytest.mark.parametrize("name", [n for n in CASES if n not in NOT_FOR_EXTREMES])
+@pytest.mark.parametrize("name", [n for n in CASES if not n.startswith(NOT_FOR_EXTREMES)])
 def test_extreme_values_give_what_native_gives(name: str, fill: float) -> None:
     args = CASES[name].inputs((4, 33), torch.float32)
     args[0][1, ..., 3] = fill
@@ -180,9 +248,18 @@ def test_extreme_values_give_what_native_gives(name: str, fill: float) -> None:
     ours = outputs(op_of(name)(*args))
     native = outputs(native_of(name)(*args))
     for mine, theirs in zip(ours, native, strict=True):
-        if mine.dtype == torch.int8:  # a NaN has no int8
-            defined = native[1].isfinite().expand(mine.shape)
-            assert ((mine.short() - theirs.short()).abs()[defined] <= 1).all()
+        if mine.dtype in (torch.int8, torch.int32):  # a NaN has no integer
+            if "static" in name:
+                given = args[:2] if name.endswith("zero point") else args
+                fp8 = outputs(native_of(name.replace("int8", "fp8"))(*given))[0]
+                defined = ~fp8.float().isnan()
+            else:
+                defined = native[1].isfinite().expand(mine.shape)
+            assert ((mine.int() - theirs.int()).abs()[defined] <= 1).all()
+        elif mine.dtype == FP8:
+            torch.testing.assert_close(
+                mine.float(), theirs.float(), rtol=0.13, atol=2.0**-9, equal_nan=True
+            )
         else:
             torch.testing.assert_close(mine, theirs, rtol=4e-6, atol=4e-6, equal_nan=True)
 
@@ -261,6 +338,12 @@ def _tables(half: int) -> tuple[Tensor, ...]:
         ("swigluoai_and_mul", (torch.ones(2, 7),)),
         ("fatrelu_and_mul", (torch.ones(2, 7), 0.0)),
         ("gelu_and_mul_dynamic_int8_quant", (torch.ones(2, 8), "tan")),
+        ("static_quant_int8", (torch.ones(2, 8), torch.ones(2))),
+        ("static_quant_int8", (torch.ones(2, 8), torch.ones(1), torch.ones(8, dtype=torch.int32))),
+        ("static_quant_fp8", (torch.ones(2, 8), torch.ones(8))),
+        ("group_quant_fp8", (torch.ones(2, 8), 3)),
+        ("silu_and_mul_group_fp8_quant", (torch.ones(2, 16), 16)),
+        ("rms_norm_static_fp8_quant", (torch.ones(2, 8), torch.ones(8), torch.ones(8), EPS)),
         ("layer_norm", (torch.ones(2, 8), torch.ones(7), None, EPS)),
         ("layer_norm", (torch.ones(2, 8), None, torch.ones(1), EPS)),
         ("fused_add_layer_norm", (torch.ones(2, 8), torch.ones(3, 8), None, None, EPS)),

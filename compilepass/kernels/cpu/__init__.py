@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...errors import KernelError
+from ..native.fused_quantisation import QUANTISATIONS, SOURCES, Quantisation, Source
 from ..registry import KernelOp, kernel_ops, provider
 
 __all__ = ["register"]
@@ -89,34 +90,52 @@ def _supports_int8_linear(
     return None
 
 
+def _supports_static(tensors: int, *args: Any) -> str | None:
+    """A quantisation after so many ``tensors`` of one dtype, with a scale behind them."""
+    for value, dtype in zip(args[tensors:], (torch.float32, torch.int32), strict=False):
+        if isinstance(value, Tensor) and value.dtype != dtype:
+            return f"a scale is float32 and a zero point int32, not {value.dtype}"
+    return _supports_rows(*args[:tensors])
+
+
+def _supports_fused(source: Source, quantisation: Quantisation) -> Callable[..., str | None]:
+    if quantisation.setting.startswith("Tensor"):
+        return partial(_supports_static, len(source.tensors))
+    return _supports_rows
+
+
 # What compilepass_register in kernels.cpp finds, and which calls each takes.
 CPP_OPS: dict[str, Callable[..., str | None]] = {
+    "asymmetric_quant_int8": _supports_rows,
     "fatrelu_and_mul": _supports_rows,
     "fused_add_layer_norm": _supports_rows,
     "fused_add_rms_norm": _supports_rows,
-    "fused_add_rms_norm_dynamic_int8_quant": _supports_rows,
     "gelu_and_mul": _supports_rows,
-    "gelu_and_mul_dynamic_int8_quant": _supports_rows,
     "gelu_fast": _supports_rows,
     "gelu_mul": _supports_rows,
-    "gelu_mul_dynamic_int8_quant": _supports_rows,
     "gelu_new": _supports_rows,
+    "group_quant_fp8": _supports_rows,
     "int8_linear": _supports_int8_linear,
     "layer_norm": _supports_rows,
     "mul_and_silu": _supports_rows,
     "qk_norm_rope": _supports_qk_norm_rope,
+    "quant_fp8": _supports_rows,
     "quant_int8": _supports_rows,
     "quick_gelu": _supports_rows,
     "relu2": _supports_rows,
     "rms_norm": _supports_rows,
-    "rms_norm_dynamic_int8_quant": _supports_rows,
     "rotary_embedding": _supports_rotary_embedding,
     "rotate": _supports_rows,
     "silu_and_mul": _supports_rows,
-    "silu_and_mul_dynamic_int8_quant": _supports_rows,
     "silu_mul": _supports_rows,
-    "silu_mul_dynamic_int8_quant": _supports_rows,
+    "static_quant_fp8": partial(_supports_static, 1),
+    "static_quant_int8": partial(_supports_static, 1),
     "swigluoai_and_mul": _supports_rows,
+    **{
+        f"{source}_{name}_quant": _supports_fused(SOURCES[source], quantisation)
+        for source in SOURCES
+        for name, quantisation in QUANTISATIONS.items()
+    },
 }
 
 

@@ -79,16 +79,6 @@ Tensor silu_mul(const Tensor& gate, const Tensor& up) {
   return out;
 }
 
-std::tuple<Tensor, Tensor> silu_mul_dynamic_int8_quant(const Tensor& gate, const Tensor& up) {
-  if (!takes(gate, up)) {
-    return call<std::tuple<Tensor, Tensor>>(
-        "compilepass_native::silu_mul_dynamic_int8_quant", gate, up);
-  }
-  const Quantised out(gate, gate.size(-1));
-  gated(gate, up, out, Silu{});
-  return {out.q, out.scale};
-}
-
 Tensor gelu_mul(const Tensor& gate, const Tensor& up, std::string approximate) {
   if (!takes(gate, up)) {
     return call<Tensor>("compilepass_native::gelu_mul", gate, up, approximate);
@@ -105,43 +95,11 @@ Tensor silu_and_mul(const Tensor& x) {
   return out;
 }
 
-std::tuple<Tensor, Tensor> silu_and_mul_dynamic_int8_quant(const Tensor& x) {
-  if (!takes(x)) {
-    return call<std::tuple<Tensor, Tensor>>(
-        "compilepass_native::silu_and_mul_dynamic_int8_quant", x);
-  }
-  const Quantised out(x, half(x));
-  gated_halves(x, out, Silu{});
-  return {out.q, out.scale};
-}
-
 Tensor gelu_and_mul(const Tensor& x, std::string approximate) {
   if (!takes(x)) return call<Tensor>("compilepass_native::gelu_and_mul", x, approximate);
   const Tensor out = empty(x, half(x), x.scalar_type());
   with_gelu(approximate, [&](auto gelu) { gated_halves(x, out, gelu); });
   return out;
-}
-
-std::tuple<Tensor, Tensor> gelu_mul_dynamic_int8_quant(
-    const Tensor& gate, const Tensor& up, std::string approximate) {
-  if (!takes(gate, up)) {
-    return call<std::tuple<Tensor, Tensor>>(
-        "compilepass_native::gelu_mul_dynamic_int8_quant", gate, up, approximate);
-  }
-  const Quantised out(gate, gate.size(-1));
-  with_gelu(approximate, [&](auto gelu) { gated(gate, up, out, gelu); });
-  return {out.q, out.scale};
-}
-
-std::tuple<Tensor, Tensor> gelu_and_mul_dynamic_int8_quant(
-    const Tensor& x, std::string approximate) {
-  if (!takes(x)) {
-    return call<std::tuple<Tensor, Tensor>>(
-        "compilepass_native::gelu_and_mul_dynamic_int8_quant", x, approximate);
-  }
-  const Quantised out(x, half(x));
-  with_gelu(approximate, [&](auto gelu) { gated_halves(x, out, gelu); });
-  return {out.q, out.scale};
 }
 
 Tensor mul_and_silu(const Tensor& x) {
@@ -187,26 +145,76 @@ Tensor relu2(const Tensor& x) {
   return takes(x) ? elementwise(x, SquaredRelu{}) : call<Tensor>("compilepass_native::relu2", x);
 }
 
+// The gates with the quantisation Q of their result.
+template <class Q, class Settings>
+struct QuantisedGates;
+template <class Q, class... S>
+struct QuantisedGates<Q, std::tuple<S...>> {
+  using Results = ResultsOf<Q>;
+
+  static Results silu_mul(const Tensor& gate, const Tensor& up, S... settings) {
+    if (!takes(gate, up) || !Q::takes(settings...)) {
+      return call_fused<Q, Results>("silu_mul", gate, up, settings...);
+    }
+    const Quantised out = Q::of(gate, gate.size(-1), settings...);
+    gated(gate, up, out, Silu{});
+    return results<Q>(out);
+  }
+
+  static Results silu_and_mul(const Tensor& x, S... settings) {
+    if (!takes(x) || !Q::takes(settings...)) {
+      return call_fused<Q, Results>("silu_and_mul", x, settings...);
+    }
+    const Quantised out = Q::of(x, half(x), settings...);
+    gated_halves(x, out, Silu{});
+    return results<Q>(out);
+  }
+
+  static Results gelu_mul(
+      const Tensor& gate, const Tensor& up, S... settings, std::string approximate) {
+    if (!takes(gate, up) || !Q::takes(settings...)) {
+      return call_fused<Q, Results>("gelu_mul", gate, up, settings..., approximate);
+    }
+    const Quantised out = Q::of(gate, gate.size(-1), settings...);
+    with_gelu(approximate, [&](auto gelu) { gated(gate, up, out, gelu); });
+    return results<Q>(out);
+  }
+
+  static Results gelu_and_mul(const Tensor& x, S... settings, std::string approximate) {
+    if (!takes(x) || !Q::takes(settings...)) {
+      return call_fused<Q, Results>("gelu_and_mul", x, settings..., approximate);
+    }
+    const Quantised out = Q::of(x, half(x), settings...);
+    with_gelu(approximate, [&](auto gelu) { gated_halves(x, out, gelu); });
+    return results<Q>(out);
+  }
+
+  static Entries entries() {
+    return {
+        {fused_name<Q>("silu_mul"), TORCH_BOX(&QuantisedGates::silu_mul)},
+        {fused_name<Q>("silu_and_mul"), TORCH_BOX(&QuantisedGates::silu_and_mul)},
+        {fused_name<Q>("gelu_mul"), TORCH_BOX(&QuantisedGates::gelu_mul)},
+        {fused_name<Q>("gelu_and_mul"), TORCH_BOX(&QuantisedGates::gelu_and_mul)},
+    };
+  }
+};
+
 }  // namespace
 
 Entries activations_entries() {
-  return {
+  return with_quantised<QuantisedGates>({
       {"fatrelu_and_mul", TORCH_BOX(&fatrelu_and_mul)},
       {"gelu_and_mul", TORCH_BOX(&gelu_and_mul)},
-      {"gelu_and_mul_dynamic_int8_quant", TORCH_BOX(&gelu_and_mul_dynamic_int8_quant)},
       {"gelu_fast", TORCH_BOX(&gelu_fast)},
       {"gelu_mul", TORCH_BOX(&gelu_mul)},
-      {"gelu_mul_dynamic_int8_quant", TORCH_BOX(&gelu_mul_dynamic_int8_quant)},
       {"gelu_new", TORCH_BOX(&gelu_new)},
       {"mul_and_silu", TORCH_BOX(&mul_and_silu)},
       {"quick_gelu", TORCH_BOX(&quick_gelu)},
       {"relu2", TORCH_BOX(&relu2)},
       {"silu_and_mul", TORCH_BOX(&silu_and_mul)},
-      {"silu_and_mul_dynamic_int8_quant", TORCH_BOX(&silu_and_mul_dynamic_int8_quant)},
       {"silu_mul", TORCH_BOX(&silu_mul)},
-      {"silu_mul_dynamic_int8_quant", TORCH_BOX(&silu_mul_dynamic_int8_quant)},
       {"swigluoai_and_mul", TORCH_BOX(&swigluoai_and_mul)},
-  };
+  });
 }
 
 }  // namespace compilepass

@@ -1,6 +1,4 @@
 // The CPU kernels as torch ops, on PyTorch's stable ABI: one build serves torch 2.11 and later.
-#include <cstring>
-
 #include "op.h"
 
 namespace compilepass {
@@ -21,7 +19,7 @@ extern "C" __attribute__((visibility("default"))) int compilepass_register(const
   for (const auto& family :
        {activations_entries, linear_entries, norms_entries, quantisation_entries, rotary_entries}) {
     for (const auto& entry : family()) {
-      if (std::strcmp(entry.name, name) != 0) continue;
+      if (entry.name != name) continue;
       TorchLibraryHandle library = nullptr;
       if (aoti_torch_library_init_impl("compilepass", "CPU", __FILE__, __LINE__, &library)) return 1;
       return torch_library_impl(library, name, entry.boxed, TORCH_ABI_VERSION);

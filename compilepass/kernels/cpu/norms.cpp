@@ -49,17 +49,6 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, std::string v
   return out;
 }
 
-std::tuple<Tensor, Tensor> rms_norm_dynamic_int8_quant(
-    const Tensor& x, const Tensor& weight, double eps, std::string variant) {
-  if (!takes(x, weight)) {
-    return call<std::tuple<Tensor, Tensor>>(
-        "compilepass_native::rms_norm_dynamic_int8_quant", x, weight, eps, variant);
-  }
-  const Quantised out(x, x.size(-1));
-  norm(x, weight, eps, variant, out);
-  return {out.q, out.scale};
-}
-
 std::tuple<Tensor, Tensor> fused_add_rms_norm(
     const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, std::string variant) {
   if (!takes(x, residual, weight)) {
@@ -72,17 +61,41 @@ std::tuple<Tensor, Tensor> fused_add_rms_norm(
   return {out, total};
 }
 
-std::tuple<Tensor, Tensor, Tensor> fused_add_rms_norm_dynamic_int8_quant(
-    const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, std::string variant) {
-  if (!takes(x, residual, weight)) {
-    return call<std::tuple<Tensor, Tensor, Tensor>>(
-        "compilepass_native::fused_add_rms_norm_dynamic_int8_quant", x, residual, weight, eps, variant);
+// The norms with the quantisation Q of their result.
+template <class Q, class Settings>
+struct QuantisedNorms;
+template <class Q, class... S>
+struct QuantisedNorms<Q, std::tuple<S...>> {
+  static ResultsOf<Q> rms_norm(
+      const Tensor& x, const Tensor& weight, S... settings, double eps, std::string variant) {
+    if (!takes(x, weight) || !Q::takes(settings...)) {
+      return call_fused<Q, ResultsOf<Q>>("rms_norm", x, weight, settings..., eps, variant);
+    }
+    const Quantised out = Q::of(x, x.size(-1), settings...);
+    norm(x, weight, eps, variant, out);
+    return results<Q>(out);
   }
-  const Quantised out(x, x.size(-1));
-  const Tensor total = empty(x, x.size(-1), x.scalar_type());
-  add_norm(x, residual, weight, eps, variant, out, total);
-  return {out.q, out.scale, total};
-}
+
+  static ResultsOf<Q, Tensor> fused_add_rms_norm(
+      const Tensor& x, const Tensor& residual, const Tensor& weight, S... settings, double eps,
+      std::string variant) {
+    if (!takes(x, residual, weight) || !Q::takes(settings...)) {
+      return call_fused<Q, ResultsOf<Q, Tensor>>(
+          "fused_add_rms_norm", x, residual, weight, settings..., eps, variant);
+    }
+    const Quantised out = Q::of(x, x.size(-1), settings...);
+    const Tensor total = empty(x, x.size(-1), x.scalar_type());
+    add_norm(x, residual, weight, eps, variant, out, total);
+    return results<Q>(out, total);
+  }
+
+  static Entries entries() {
+    return {
+        {fused_name<Q>("rms_norm"), TORCH_BOX(&QuantisedNorms::rms_norm)},
+        {fused_name<Q>("fused_add_rms_norm"), TORCH_BOX(&QuantisedNorms::fused_add_rms_norm)},
+    };
+  }
+};
 
 // A parameter of a layer norm, which may have none.
 std::optional<Tensor> parameter(const std::optional<Tensor>& t, const Tensor& x) {
@@ -140,14 +153,12 @@ std::tuple<Tensor, Tensor> fused_add_layer_norm(
 }  // namespace
 
 Entries norms_entries() {
-  return {
+  return with_quantised<QuantisedNorms>({
       {"fused_add_rms_norm", TORCH_BOX(&fused_add_rms_norm)},
-      {"fused_add_rms_norm_dynamic_int8_quant", TORCH_BOX(&fused_add_rms_norm_dynamic_int8_quant)},
       {"fused_add_layer_norm", TORCH_BOX(&fused_add_layer_norm)},
       {"layer_norm", TORCH_BOX(&layer_norm)},
       {"rms_norm", TORCH_BOX(&rms_norm)},
-      {"rms_norm_dynamic_int8_quant", TORCH_BOX(&rms_norm_dynamic_int8_quant)},
-  };
+  });
 }
 
 }  // namespace compilepass

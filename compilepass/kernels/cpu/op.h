@@ -16,6 +16,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include "quantise.h"
 #include "rows.h"
 
 namespace compilepass {
@@ -121,11 +122,126 @@ inline Tensor empty(const Tensor& like, int64_t width, ScalarType dtype) {
   return Tensor(handle);
 }
 
+// The results of a quantisation (those that it has), and how rows become them.
 struct Quantised {
-  Tensor q, scale;
-  Quantised(const Tensor& like, int64_t width)
-      : q(empty(like, width, ScalarType::Char)), scale(empty(like, 1, ScalarType::Float)) {}
+  Tensor q;
+  std::optional<Tensor> scale;
+  Quantising to;
+  std::tuple<Sink<float>, Sink<BFloat16>, Sink<Float16>> sinks;
+
+  Quantised(const Tensor& like, int64_t width, ScalarType dtype, decltype(sinks) sinks)
+      : q(empty(like, width, dtype)),
+        to{static_cast<int8_t*>(q.mutable_data_ptr()), nullptr, nullptr, width},
+        sinks(sinks) {}
+
+  Quantised& with_scales(const Tensor& like, int64_t a_row = 1) {
+    scale = empty(like, a_row, ScalarType::Float);
+    to.scales = mutable_data<float>(*scale);
+    return *this;
+  }
 };
+
+// A quantisation: its part of the names of fused ops, what it is given beside the rows, and whether
+// it finds scales of its own.
+
+struct DynamicInt8 {
+  static constexpr const char* kName = "dynamic_int8";
+  static constexpr bool kFindsScales = true;
+  using Settings = std::tuple<>;
+  static bool takes() { return true; }
+  static Quantised of(const Tensor& like, int64_t width) {
+    return Quantised(
+               like, width, ScalarType::Char,
+               {dynamic_int8<float>, dynamic_int8<BFloat16>, dynamic_int8<Float16>})
+        .with_scales(like);
+  }
+};
+
+struct DynamicFp8 {
+  static constexpr const char* kName = "dynamic_fp8";
+  static constexpr bool kFindsScales = true;
+  using Settings = std::tuple<>;
+  static bool takes() { return true; }
+  static Quantised of(const Tensor& like, int64_t width) {
+    return Quantised(
+               like, width, ScalarType::Float8_e4m3fn,
+               {dynamic_fp8<float>, dynamic_fp8<BFloat16>, dynamic_fp8<Float16>})
+        .with_scales(like);
+  }
+};
+
+struct GroupFp8 {
+  static constexpr const char* kName = "group_fp8";
+  static constexpr bool kFindsScales = true;
+  using Settings = std::tuple<int64_t>;
+  static bool takes(int64_t) { return true; }
+  static Quantised of(const Tensor& like, int64_t width, int64_t group) {
+    STD_TORCH_CHECK(
+        group > 0 && width % group == 0, "A row of ", width, " is not whole groups of ", group, ".");
+    Quantised out(
+        like, width, ScalarType::Float8_e4m3fn,
+        {group_fp8<float>, group_fp8<BFloat16>, group_fp8<Float16>});
+    out.to.group = group;
+    return out.with_scales(like, width / group);
+  }
+};
+
+inline bool is_number(const Tensor& t, ScalarType dtype) {
+  return t.is_cpu() && t.scalar_type() == dtype && t.numel() == 1 && !needs_grad(t);
+}
+
+struct StaticInt8 {
+  static constexpr const char* kName = "static_int8";
+  static constexpr bool kFindsScales = false;
+  using Settings = std::tuple<const Tensor&>;
+  static bool takes(const Tensor& scale) { return is_number(scale, ScalarType::Float); }
+  static Quantised of(const Tensor& like, int64_t width, const Tensor& scale) {
+    Quantised out(
+        like, width, ScalarType::Char,
+        {static_int8<float>, static_int8<BFloat16>, static_int8<Float16>});
+    out.to.scale = *data<float>(scale);
+    return out;
+  }
+};
+
+struct StaticFp8 {
+  static constexpr const char* kName = "static_fp8";
+  static constexpr bool kFindsScales = false;
+  using Settings = std::tuple<const Tensor&>;
+  static bool takes(const Tensor& scale) { return is_number(scale, ScalarType::Float); }
+  static Quantised of(const Tensor& like, int64_t width, const Tensor& scale) {
+    Quantised out(
+        like, width, ScalarType::Float8_e4m3fn,
+        {static_fp8<float>, static_fp8<BFloat16>, static_fp8<Float16>});
+    out.to.scale = *data<float>(scale);
+    return out;
+  }
+};
+
+// What an op returns that quantises with Q: Q's results, then the source's others.
+template <class Q, class... More>
+auto results(const Quantised& out, const More&... more) {
+  if constexpr (Q::kFindsScales) {
+    return std::tuple<Tensor, Tensor, More...>{out.q, *out.scale, more...};
+  } else if constexpr (sizeof...(More) > 0) {
+    return std::tuple<Tensor, More...>{out.q, more...};
+  } else {
+    return out.q;
+  }
+}
+template <class Q, class... More>
+using ResultsOf =
+    decltype(results<Q>(std::declval<const Quantised&>(), std::declval<const More&>()...));
+
+template <class Q>
+std::string fused_name(const char* source) {
+  return std::string(source) + "_" + Q::kName + "_quant";
+}
+
+template <class Q, class Result, class... Args>
+Result call_fused(const char* source, const Args&... args) {
+  return call<Result>(("compilepass_native::" + fused_name<Q>(source)).c_str(), args...);
+}
 
 // The two sinks of a row source, by whether the op quantises.
 template <class T, class Source>
@@ -133,9 +249,8 @@ void run(const Source& source, const Tensor& out, int64_t rows, int64_t width) {
   write_rows<T>(source, mutable_data<T>(out), rows, width);
 }
 template <class T, class Source>
-void run(const Source& source, const Quantised& out, int64_t rows, int64_t width) {
-  quantise_rows<T>(
-      source, mutable_data<int8_t>(out.q), mutable_data<float>(out.scale), rows, width);
+void run(const Source& source, const Quantised& out, int64_t rows, int64_t) {
+  quantise_rows<T>(source, out.to, std::get<Sink<T>>(out.sinks), rows);
 }
 
 inline void check_same_shape(const Tensor& a, const Tensor& b, const char* names) {
@@ -154,10 +269,20 @@ inline int64_t norm_width(const Tensor& x, const Tensor& weight) {
 
 // An op's name, and its kernel as the dispatcher calls it.
 struct Entry {
-  const char* name;
+  std::string name;
   void (*boxed)(StableIValue*, uint64_t, uint64_t);
 };
 
 using Entries = std::vector<Entry>;
+
+// Entries and those that Fused<Q> has, for every quantisation Q.
+template <template <class, class> class Fused>
+Entries with_quantised(Entries entries) {
+  const auto add = [&]<class Q>(Q) {
+    for (const Entry& entry : Fused<Q, typename Q::Settings>::entries()) entries.push_back(entry);
+  };
+  add(DynamicInt8{}), add(StaticInt8{}), add(DynamicFp8{}), add(StaticFp8{}), add(GroupFp8{});
+  return entries;
+}
 
 }  // namespace compilepass

@@ -4,23 +4,88 @@
 namespace compilepass {
 namespace {
 
-std::tuple<Tensor, Tensor> quant_int8(const Tensor& x) {
-  if (!takes(x)) return call<std::tuple<Tensor, Tensor>>("compilepass_native::quant_int8", x);
-  const int64_t width = x.size(-1);
-  const Quantised out(x, width);
+void quantise(const Tensor& x, const Quantised& out, bool by_largest) {
   const Tensor rows = dense(x);
   with_storage(x.scalar_type(), [&](auto storage) {
     using T = decltype(storage);
-    run<T>(Rows<T>{data<T>(rows), width}, out, x.numel() / width, width);
+    const int64_t width = out.to.width;
+    quantise_rows<T>(
+        Rows<T>{data<T>(rows), width}, out.to, std::get<Sink<T>>(out.sinks), x.numel() / width,
+        by_largest);
   });
-  return {out.q, out.scale};
+}
+
+std::tuple<Tensor, Tensor> quant_int8(const Tensor& x) {
+  if (!takes(x)) return call<std::tuple<Tensor, Tensor>>("compilepass_native::quant_int8", x);
+  const Quantised out = DynamicInt8::of(x, x.size(-1));
+  quantise(x, out, true);
+  return {out.q, *out.scale};
+}
+
+std::tuple<Tensor, Tensor, Tensor> asymmetric_quant_int8(const Tensor& x) {
+  if (!takes(x)) {
+    return call<std::tuple<Tensor, Tensor, Tensor>>("compilepass_native::asymmetric_quant_int8", x);
+  }
+  Quantised out(
+      x, x.size(-1), ScalarType::Char,
+      {asymmetric_int8<float>, asymmetric_int8<BFloat16>, asymmetric_int8<Float16>});
+  const Tensor zero_point = empty(x, 1, ScalarType::Int);
+  out.to.zero_points = mutable_data<int32_t>(zero_point);
+  quantise(x, out.with_scales(x), true);
+  return {out.q, *out.scale, zero_point};
+}
+
+// Zero points beyond this leave no digits to a float32.
+constexpr int32_t kFarthest = 1 << 20;
+
+Tensor static_quant_int8(const Tensor& x, const Tensor& scale, std::optional<Tensor> zero_point) {
+  const bool taken = takes(x) && StaticInt8::takes(scale) &&
+      (!zero_point || (is_number(*zero_point, ScalarType::Int) &&
+                       std::abs(*data<int32_t>(*zero_point)) <= kFarthest));
+  if (!taken) {
+    return call<Tensor>("compilepass_native::static_quant_int8", x, scale, zero_point);
+  }
+  Quantised out = StaticInt8::of(x, x.size(-1), scale);
+  if (zero_point) out.to.zero_point = *data<int32_t>(*zero_point);
+  quantise(x, out, false);
+  return out.q;
+}
+
+std::tuple<Tensor, Tensor> quant_fp8(const Tensor& x) {
+  if (!takes(x)) return call<std::tuple<Tensor, Tensor>>("compilepass_native::quant_fp8", x);
+  const Quantised out = DynamicFp8::of(x, x.size(-1));
+  quantise(x, out, true);
+  return {out.q, *out.scale};
+}
+
+std::tuple<Tensor, Tensor> group_quant_fp8(const Tensor& x, int64_t group) {
+  if (!takes(x)) {
+    return call<std::tuple<Tensor, Tensor>>("compilepass_native::group_quant_fp8", x, group);
+  }
+  const Quantised out = GroupFp8::of(x, x.size(-1), group);
+  quantise(x, out, false);
+  return {out.q, *out.scale};
+}
+
+Tensor static_quant_fp8(const Tensor& x, const Tensor& scale) {
+  if (!takes(x) || !StaticFp8::takes(scale)) {
+    return call<Tensor>("compilepass_native::static_quant_fp8", x, scale);
+  }
+  const Quantised out = StaticFp8::of(x, x.size(-1), scale);
+  quantise(x, out, false);
+  return out.q;
 }
 
 }  // namespace
 
 Entries quantisation_entries() {
   return {
+      {"asymmetric_quant_int8", TORCH_BOX(&asymmetric_quant_int8)},
+      {"group_quant_fp8", TORCH_BOX(&group_quant_fp8)},
+      {"quant_fp8", TORCH_BOX(&quant_fp8)},
       {"quant_int8", TORCH_BOX(&quant_int8)},
+      {"static_quant_fp8", TORCH_BOX(&static_quant_fp8)},
+      {"static_quant_int8", TORCH_BOX(&static_quant_int8)},
   };
 }
 

@@ -1,12 +1,11 @@
 // Row-wise fused kernels: a source that computes a row, and what is done with it.
 //
 // A source has `row(r)`, which returns a function (offset, part) -> Vec (or Two, for a part that is
-// Twice) that computes the row's values before their rounding to T. `write_rows` stores them; `quantise_rows` rounds them to T, as
-// the unfused operation would, and quantises what that gives, with one scale a row.
+// Twice) that computes the row's values before their rounding to T. `write_rows` stores them;
+// `quantise_rows` (quantise.h) rounds them to T, as the unfused operation would, and quantises that.
 #pragma once
 
 #include <algorithm>
-#include <memory>
 
 #include <torch/csrc/stable/ops.h>
 
@@ -70,29 +69,6 @@ void write_rows(const Source& source, T* out, int64_t rows, int64_t width) {
       T* to = out + r * width;
       for_each_step<Source>(
           width, [&](int64_t i, auto part) { store(to + i, value(i, part), part); });
-    }
-  });
-}
-
-template <class T, class Source>
-void quantise_rows(const Source& source, int8_t* q, float* scales, int64_t rows, int64_t width) {
-  parallel_rows(rows, width, [&](int64_t begin, int64_t end) {
-    const std::unique_ptr<T[]> rounded(new T[width]);
-    for (int64_t r = begin; r < end; ++r) {
-      const auto value = source.row(r);
-      AbsMax largest;
-      for_each_step<Source>(width, [&](int64_t i, auto part) {
-        largest.add(store(rounded.get() + i, value(i, part), part));
-      });
-      const float limit = largest.value();
-      const float scale = (limit < 1e-5f ? 1e-5f : limit) / 127.0f;
-      const float inverse = 1.0f / scale;
-      scales[r] = scale;
-      int8_t* to = q + r * width;
-      for_each_two(width, [&](int64_t i, auto part) {
-        const auto quotient = [&](Vec v) { return divided(v, scale, inverse); };
-        store_int8<T>(to + i, each(quotient, load(rounded.get() + i, part)), part);
-      });
     }
   });
 }

@@ -411,22 +411,4 @@ COMPILEPASS_INLINE Vec divided(Vec v, float by, float inverse) {
 #endif
 }
 
-// round(v) as int8, for |v| < 128. NaN gives some int8, as the cast in PyTorch does.
-template <class T, class Part>
-COMPILEPASS_INLINE void store_int8(int8_t* to, Vec v, Part part) {
-  const ByteVec raw = low_bytes(bit_cast<IntVec>(v + kRounder));
-  std::memcpy(to, &raw, part.count);
-}
-template <class T>
-COMPILEPASS_INLINE void store_int8(int8_t* to, Two v, Twice) {
-  const BitVec a = bit_cast<BitVec>(v.a + kRounder), b = bit_cast<BitVec>(v.b + kRounder);
-  if constexpr (std::is_same_v<T, BFloat16>) {  // in turn
-    const HalfVec raw = low_halves((a & 0xffu) | (b << 8));
-    std::memcpy(to, &raw, sizeof(raw));
-  } else {
-    store_int8<T>(to, v.a, Whole{});
-    store_int8<T>(to + kLanes, v.b, Whole{});
-  }
-}
-
 }  // namespace compilepass

@@ -24,6 +24,9 @@ from .activations import (
     silu_mul_dynamic_int8_quant,
     swigluoai_and_mul,
 )
+from .fused_quantisation import (
+    FUSED,
+)
 from .linear import (
     int8_linear,
 )
@@ -36,7 +39,14 @@ from .norms import (
     rms_norm_dynamic_int8_quant,
 )
 from .quantisation import (
+    FP8,
+    FP8_MAX,
+    asymmetric_quant_int8,
+    group_quant_fp8,
+    quant_fp8,
     quant_int8,
+    static_quant_fp8,
+    static_quant_int8,
 )
 from .rotary import (
     qk_norm_rope,
@@ -45,6 +55,10 @@ from .rotary import (
 )
 
 __all__ = [
+    "FP8",
+    "FP8_MAX",
+    "FUSED",
+    "asymmetric_quant_int8",
     "fatrelu_and_mul",
     "fused_add_layer_norm",
     "fused_add_rms_norm",
@@ -55,10 +69,12 @@ __all__ = [
     "gelu_mul",
     "gelu_mul_dynamic_int8_quant",
     "gelu_new",
+    "group_quant_fp8",
     "int8_linear",
     "layer_norm",
     "mul_and_silu",
     "qk_norm_rope",
+    "quant_fp8",
     "quant_int8",
     "quick_gelu",
     "relu2",
@@ -70,5 +86,7 @@ __all__ = [
     "silu_and_mul_dynamic_int8_quant",
     "silu_mul",
     "silu_mul_dynamic_int8_quant",
+    "static_quant_fp8",
+    "static_quant_int8",
     "swigluoai_and_mul",
 ]

@@ -8,9 +8,9 @@ from torch import Tensor
 from ...errors import KernelError, did_you_mean
 from .. import native
 from ..registry import define
-from .fakes import quantised, shape
+from .fakes import shape
 
-__all__ = ["OPS"]
+__all__ = ["FAKES", "OPS"]
 
 GELUS = ("none", "tanh")
 
@@ -48,23 +48,6 @@ def _check_gelu(approximate: str) -> None:
         )
 
 
-def _silu_mul_quant(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    return quantised(gate, list(_silu_mul(gate, up).shape))
-
-
-def _silu_and_mul_quant(x: Tensor) -> tuple[Tensor, Tensor]:
-    return quantised(x, _half(x))
-
-
-def _gelu_mul_quant(gate: Tensor, up: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
-    return quantised(gate, list(_gelu_mul(gate, up, approximate).shape))
-
-
-def _gelu_and_mul_quant(x: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
-    _check_gelu(approximate)
-    return _silu_and_mul_quant(x)
-
-
 def _fatrelu_and_mul(x: Tensor, threshold: float) -> Tensor:
     return x.new_empty(_half(x))
 
@@ -76,6 +59,14 @@ def _swigluoai_and_mul(x: Tensor, alpha: float = 1.702, limit: float = 7.0) -> T
 def _elementwise(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
+
+# of what can be quantised in the same op
+FAKES = {
+    "silu_mul": _silu_mul,
+    "gelu_mul": _gelu_mul,
+    "silu_and_mul": _silu_and_mul,
+    "gelu_and_mul": _gelu_and_mul,
+}
 
 OPS = (
     define(
@@ -97,28 +88,6 @@ OPS = (
         "compilepass::gelu_and_mul(Tensor x, str approximate) -> Tensor",
         native=native.gelu_and_mul,
         fake=_gelu_and_mul,
-    ),
-    define(
-        "compilepass::silu_mul_dynamic_int8_quant(Tensor gate, Tensor up) -> (Tensor, Tensor)",
-        native=native.silu_mul_dynamic_int8_quant,
-        fake=_silu_mul_quant,
-    ),
-    define(
-        "compilepass::silu_and_mul_dynamic_int8_quant(Tensor x) -> (Tensor, Tensor)",
-        native=native.silu_and_mul_dynamic_int8_quant,
-        fake=_silu_and_mul_quant,
-    ),
-    define(
-        "compilepass::gelu_mul_dynamic_int8_quant(Tensor gate, Tensor up, str approximate)"
-        " -> (Tensor, Tensor)",
-        native=native.gelu_mul_dynamic_int8_quant,
-        fake=_gelu_mul_quant,
-    ),
-    define(
-        "compilepass::gelu_and_mul_dynamic_int8_quant(Tensor x, str approximate)"
-        " -> (Tensor, Tensor)",
-        native=native.gelu_and_mul_dynamic_int8_quant,
-        fake=_gelu_and_mul_quant,
     ),
     define(
         "compilepass::mul_and_silu(Tensor x) -> Tensor",

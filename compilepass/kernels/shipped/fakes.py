@@ -13,9 +13,11 @@ def shape(x: Tensor) -> tuple[int, ...]:
     return tuple(x.shape)
 
 
-def quantised(x: Tensor, sizes: list[int | torch.SymInt]) -> tuple[Tensor, Tensor]:
-    """int8 of those sizes, and a scale for each of its rows."""
+def quantised(
+    x: Tensor, sizes: list[int | torch.SymInt], dtype: torch.dtype = torch.int8
+) -> tuple[Tensor, Tensor]:
+    """Numbers of ``dtype`` of those sizes, and a scale for each of their rows."""
     return (
-        x.new_empty(sizes, dtype=torch.int8),
+        x.new_empty(sizes, dtype=dtype),
         x.new_empty([*sizes[:-1], 1], dtype=torch.float32),
     )

@@ -8,9 +8,9 @@ from torch import Tensor
 from ...errors import KernelError, did_you_mean
 from .. import native
 from ..registry import define
-from .fakes import quantised, shape
+from .fakes import shape
 
-__all__ = ["OPS", "check_rms_norm", "normed_dtype"]
+__all__ = ["FAKES", "OPS", "check_rms_norm", "normed_dtype"]
 
 VARIANTS = ("llama", "torch", "gemma")
 
@@ -52,21 +52,6 @@ def _fused_add_rms_norm(
     return normed, x.new_empty(x.shape, dtype=dtype)
 
 
-def _rms_norm_quant(
-    x: Tensor, weight: Tensor, eps: float, variant: str = "llama"
-) -> tuple[Tensor, Tensor]:
-    check_rms_norm(x, weight, variant)
-    return quantised(x, list(x.shape))
-
-
-def _fused_add_rms_norm_quant(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, variant: str = "llama"
-) -> tuple[Tensor, Tensor, Tensor]:
-    check_rms_norm(x, weight, variant, residual)
-    total = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, residual.dtype))
-    return *quantised(x, list(x.shape)), total
-
-
 def _check_layer_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None = None
 ) -> None:
@@ -92,6 +77,9 @@ def _fused_add_layer_norm(
     return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape, dtype=dtype)
 
 
+# of what can be quantised in the same op
+FAKES = {"rms_norm": _rms_norm, "fused_add_rms_norm": _fused_add_rms_norm}
+
 OPS = (
     define(
         "compilepass::rms_norm(Tensor x, Tensor weight, float eps, str variant='llama') -> Tensor",
@@ -104,19 +92,6 @@ OPS = (
         " -> (Tensor, Tensor)",
         native=native.fused_add_rms_norm,
         fake=_fused_add_rms_norm,
-    ),
-    define(
-        "compilepass::rms_norm_dynamic_int8_quant"
-        "(Tensor x, Tensor weight, float eps, str variant='llama') -> (Tensor, Tensor)",
-        native=native.rms_norm_dynamic_int8_quant,
-        fake=_rms_norm_quant,
-    ),
-    define(
-        "compilepass::fused_add_rms_norm_dynamic_int8_quant"
-        "(Tensor x, Tensor residual, Tensor weight, float eps, str variant='llama')"
-        " -> (Tensor, Tensor, Tensor)",
-        native=native.fused_add_rms_norm_dynamic_int8_quant,
-        fake=_fused_add_rms_norm_quant,
     ),
     define(
         "compilepass::layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor",

@@ -1,0 +1,213 @@
+// Quantised rows: what becomes of a row of values once it is computed and rounded to its type T.
+//
+// A sink takes a row that lies in memory, so it knows the type and the quantisation and nothing of
+// what made the row: each source of rows (rows.h) is compiled once, whatever follows it.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <memory>
+
+#include "rows.h"
+
+namespace compilepass {
+
+// Where quantised rows go (those that a quantisation does not give are null), and its settings.
+struct Quantising {
+  int8_t* q;  // int8, or the bits of fp8
+  float* scales = nullptr;
+  int32_t* zero_points = nullptr;
+  int64_t width;
+  float scale = 0;
+  int32_t zero_point = 0;
+  int64_t group = 0;
+};
+
+// sink(quantising, row, values, the largest magnitude among them)
+template <class T>
+using Sink = void (*)(const Quantising&, int64_t, const T*, float);
+
+constexpr float kSmallestRange = 1e-5f;
+
+// NaN stays NaN.
+COMPILEPASS_INLINE Vec clamped(Vec v, float least, float largest) {
+  return larger(splat(least), smaller(splat(largest), v));
+}
+
+// A quotient as the int8 nearest to it, in the low bits of each lane.
+struct Int8 {
+  static COMPILEPASS_INLINE BitVec bits(Vec v) {
+    return bit_cast<BitVec>(clamped(v, -128.0f, 127.0f) + kRounder);
+  }
+};
+
+// The same, moved by a zero point.
+struct ShiftedInt8 {
+  float zero_point;
+  COMPILEPASS_INLINE BitVec bits(Vec v) const {
+    const Vec nearest = (clamped(v, -0x1p21f, 0x1p21f) + kRounder) - kRounder;
+    return Int8::bits(nearest + zero_point);
+  }
+};
+
+// float8_e4m3fn, to nearest, ties to even: below 2^-6 its steps are 2^-9, the last digit of numbers
+// around 2^14; above, it is a float32 with a shorter fraction and another bias.
+struct Fp8 {
+  static COMPILEPASS_INLINE BitVec bits(Vec v) {
+    v = clamped(v, -448.0f, 448.0f);
+    const BitVec all = bit_cast<BitVec>(v), sign = (all >> 24) & 0x80u;
+    const BitVec magnitude = all & 0x7fffffffu;
+    const BitVec small =
+        bit_cast<BitVec>(bit_cast<Vec>(magnitude) + 0x1p14f) - bit_cast<uint32_t>(0x1p14f);
+    const BitVec large = (magnitude + 0x7ffffu + ((magnitude >> 20) & 1u) - (120u << 23)) >> 20;
+    const BitVec number = magnitude < bit_cast<uint32_t>(0x1p-6f) ? small : large;
+    return sign | (v == v ? number : BitVec{} + 0x7fu);
+  }
+};
+
+template <class T, class Part>
+COMPILEPASS_INLINE void store_bytes(int8_t* to, BitVec bits, Part part) {
+  const ByteVec raw = low_bytes((IntVec)bits);
+  std::memcpy(to, &raw, part.count);
+}
+template <class T, class Format>
+COMPILEPASS_INLINE void store_quantised(int8_t* to, Vec v, const Format& format, auto part) {
+  store_bytes<T>(to, format.bits(v), part);
+}
+template <class T, class Format>
+COMPILEPASS_INLINE void store_quantised(int8_t* to, Two v, const Format& format, Twice) {
+  const BitVec a = format.bits(v.a), b = format.bits(v.b);
+  if constexpr (std::is_same_v<T, BFloat16>) {  // in turn
+    const HalfVec raw = low_halves((a & 0xffu) | (b << 8));
+    std::memcpy(to, &raw, sizeof(raw));
+  } else {
+    store_bytes<T>(to, a, Whole{});
+    store_bytes<T>(to + kLanes, b, Whole{});
+  }
+}
+
+// Stores values / scale.
+template <class T, class Format>
+void store_row(int8_t* to, const T* values, int64_t count, float scale, const Format& format) {
+  const auto each_of = [&](auto quotient) __attribute__((always_inline)) {
+    for_each_two(count, [&](int64_t i, auto part) {
+      store_quantised<T>(to + i, each(quotient, load(values + i, part)), format, part);
+    });
+  };
+  if (scale > 1e-25f && scale < 1e25f) {
+    const float inverse = 1.0f / scale, limit = 0x1p21f * scale;  // a quotient must not overflow
+    each_of([=](Vec v) { return divided(clamped(v, -limit, limit), scale, inverse); });
+  } else {
+    each_of([=](Vec v) { return v / scale; });
+  }
+}
+
+// The largest magnitude of a row, NaN above all.
+template <class T>
+float largest_of(const T* values, int64_t count) {
+  AbsMax largest;
+  for_each_two(count, [&](int64_t i, auto part) { largest.add(load(values + i, part)); });
+  IntVec bits = largest.bits;
+  int32_t halves[kLanes];
+  std::memcpy(halves, &bits, sizeof(bits));
+  for (int64_t n = kLanes / 2; n > 0; n /= 2) {
+    for (int64_t i = 0; i < n; ++i) halves[i] = std::max(halves[i], halves[i + n]);
+  }
+  return bit_cast<float>(halves[0]);
+}
+
+inline float scale_of(float range, float steps) {
+  return (range < kSmallestRange ? kSmallestRange : range) / steps;
+}
+
+template <class T>
+void dynamic_int8(const Quantising& to, int64_t r, const T* values, float largest) {
+  to.scales[r] = scale_of(largest, 127.0f);
+  store_row(to.q + r * to.width, values, to.width, to.scales[r], Int8{});
+}
+
+template <class T>
+void asymmetric_int8(const Quantising& to, int64_t r, const T* values, float largest) {
+  Vec least{}, most{};
+  for_each_two(to.width, [&](int64_t i, auto part) {
+    const auto note = [&](Vec v) {
+      least = smaller(v, least);
+      most = larger(v, most);
+      return v;
+    };
+    each(note, load(values + i, part));
+  });
+  float from = 0, up_to = 0;
+  for (int64_t i = 0; i < kLanes; ++i) {
+    from = std::min(from, least[i]);
+    up_to = std::max(up_to, most[i]);
+  }
+  const float scale = largest == largest ? scale_of(up_to - from, 255.0f) : largest;
+  const float zero_point = -128.0f - std::nearbyint(from / scale);
+  to.scales[r] = scale;
+  to.zero_points[r] = std::abs(zero_point) <= 128.0f ? static_cast<int32_t>(zero_point)
+                                                    : std::numeric_limits<int32_t>::min();
+  store_row(to.q + r * to.width, values, to.width, scale, ShiftedInt8{zero_point});
+}
+
+template <class T>
+void static_int8(const Quantising& to, int64_t r, const T* values, float) {
+  if (to.zero_point == 0) {
+    store_row(to.q + r * to.width, values, to.width, to.scale, Int8{});
+  } else {
+    const ShiftedInt8 format{static_cast<float>(to.zero_point)};
+    store_row(to.q + r * to.width, values, to.width, to.scale, format);
+  }
+}
+
+template <class T>
+void dynamic_fp8(const Quantising& to, int64_t r, const T* values, float largest) {
+  to.scales[r] = scale_of(largest, 448.0f);
+  store_row(to.q + r * to.width, values, to.width, to.scales[r], Fp8{});
+}
+
+template <class T>
+void static_fp8(const Quantising& to, int64_t r, const T* values, float) {
+  store_row(to.q + r * to.width, values, to.width, to.scale, Fp8{});
+}
+
+template <class T>
+void group_fp8(const Quantising& to, int64_t r, const T* values, float) {
+  int8_t* q = to.q + r * to.width;
+  float* scales = to.scales + r * (to.width / to.group);
+  for (int64_t i = 0; i < to.width; i += to.group) {
+    const float scale = scale_of(largest_of(values + i, to.group), 448.0f);
+    scales[i / to.group] = scale;
+    store_row(q + i, values + i, to.group, scale, Fp8{});
+  }
+}
+
+template <class T, class Source>
+void quantise_rows(const Source& source, const Quantising& to, Sink<T> sink, int64_t rows) {
+  const int64_t width = to.width;
+  parallel_rows(rows, width, [&](int64_t begin, int64_t end) {
+    const std::unique_ptr<T[]> rounded(new T[width]);
+    for (int64_t r = begin; r < end; ++r) {
+      const auto value = source.row(r);
+      AbsMax largest;
+      for_each_step<Source>(width, [&](int64_t i, auto part) {
+        largest.add(store(rounded.get() + i, value(i, part), part));
+      });
+      sink(to, r, rounded.get(), largest.value());
+    }
+  });
+}
+
+// Rows that are there already.
+template <class T>
+void quantise_rows(
+    const Rows<T>& source, const Quantising& to, Sink<T> sink, int64_t rows, bool by_largest) {
+  parallel_rows(rows, to.width, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const T* values = source.x + r * to.width;
+      sink(to, r, values, by_largest ? largest_of(values, to.width) : 0.0f);
+    }
+  });
+}
+
+}  // namespace compilepass
