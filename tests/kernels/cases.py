@@ -111,6 +111,22 @@ def _linear_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...
     return int8(*shape), scales[0], int8(columns, shape[-1]), scales[1], bias, dtype
 
 
+def _weight_only_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    _, _, wq, wscale, bias, _ = _linear_inputs(shape, dtype)
+    return _x(shape, dtype), wq, wscale / (100 * shape[-1]), bias
+
+
+def _dynamic_linear_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    args = _weight_only_inputs(shape, dtype)
+    return *args, _x((*shape[:-1], args[1].shape[0]), dtype)
+
+
+def _fp8_linear_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    _, _, wq, wscale, bias, _ = _linear_inputs(shape, dtype)
+    weight = torch.randn(wq.shape).to(FP8)
+    return _x(shape, torch.float32).to(FP8), torch.rand(*shape[:-1], 1), weight, wscale, bias, dtype
+
+
 def _norm(x: Tensor, weight: Tensor, eps: float, variant: str = "llama") -> Tensor:
     factor = weight + 1 if variant == "gemma" else weight
     return factor * x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
@@ -205,7 +221,7 @@ def _qk_norm_rope(
 
 
 def _linear(
-    xq: Tensor, xscale: Tensor, wq: Tensor, wscale: Tensor, bias: Tensor, _: torch.dtype
+    xq: Tensor, xscale: Tensor, wq: Tensor, wscale: Tensor, bias: Tensor | int, _: torch.dtype
 ) -> Tensor:
     return (xq.double() @ wq.double().t()) * xscale * wscale + bias
 
@@ -272,6 +288,14 @@ def _fused(source: str, name: str) -> Case:
     return Case(inputs, oracle, _known_scale(tensors, name) if name.startswith("static") else _fp8)
 
 
+def _dynamic_linear(
+    x: Tensor, wq: Tensor, wscale: Tensor, bias: Tensor, residual: Tensor | None = None
+) -> Tensor:
+    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-5) / 127
+    out = _linear((x / scale).round(), scale, wq, wscale, bias, x.dtype)
+    return out if residual is None else residual + out
+
+
 CASES = {
     "rms_norm": Case(_norm_inputs, lambda *a: (_norm(*a),)),
     "fused_add_rms_norm": Case(_add_norm_inputs, _add_norm),
@@ -310,6 +334,16 @@ CASES = {
     "rotary_embedding": Case(_rotary_inputs, _rotary),
     "qk_norm_rope": Case(_qk_inputs, _qk_norm_rope),
     "int8_linear": Case(_linear_inputs, lambda *a: (_linear(*a),)),
+    "int8_dynamic_linear": Case(_weight_only_inputs, lambda *a: (_dynamic_linear(*a),)),
+    "int8_dynamic_linear/residual": Case(_dynamic_linear_inputs, lambda *a: (_dynamic_linear(*a),)),
+    "weight_only_int8_linear": Case(
+        _weight_only_inputs, lambda x, *a: (_linear(x, torch.ones(1), *a, x.dtype),)
+    ),
+    "weight_only_int8_linear/without bias": Case(
+        lambda shape, dtype: (*_weight_only_inputs(shape, dtype)[:3], None),
+        lambda x, wq, wscale, _: (_linear(x, torch.ones(1), wq, wscale, 0, x.dtype),),
+    ),
+    "fp8_linear": Case(_fp8_linear_inputs, lambda *a: (_linear(*a),)),
     "quant_int8": Case(_row_inputs, lambda x: (x,), numbers=_int8),
     "rms_norm_dynamic_int8_quant": Case(_norm_inputs, lambda *a: (_norm(*a),), numbers=_int8),
     "fused_add_rms_norm_dynamic_int8_quant": Case(_add_norm_inputs, _add_norm, numbers=_int8),

@@ -37,6 +37,10 @@ every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 INF, NAN = float("inf"), float("nan")
 NOT_FOR_EXTREMES = (
     "int8_linear",
+    "fp8_linear",
+    # a row's neighbours in a product, of which no digits are left beside 3e38
+    "int8_dynamic_linear",
+    "weight_only_int8_linear",
     # oneDNN, which native's gelu of a dense tensor calls, makes a NaN of an infinity
     "gelu_mul",
     # a scale of one small value is of digits that native loses
@@ -45,7 +49,14 @@ NOT_FOR_EXTREMES = (
     "fused_add_layer_norm",
 )
 # A result may be small beside what it is the difference of.
-SUBTRACTS = ("rota", "qk_norm_rope", "fused_add_layer_norm")
+SUBTRACTS = (
+    "rota",
+    "qk_norm_rope",
+    "fused_add_layer_norm",
+    "int8_dynamic_linear",
+    "weight_only_int8_linear",
+    "fp8_linear",
+)
 
 
 def native_of(name: str) -> Any:
@@ -149,7 +160,7 @@ def test_kernel_rounds_as_native_does(
         outputs(op_of(name)(*args)),
         outputs(native_of(name)(*args)),
         atol=slack_of(name, shape),
-        subtracts=name.startswith("qk_norm_rope"),
+        subtracts=name.startswith(("qk_norm_rope", *SUBTRACTS[3:])),
         scale=scale_of(name, args),
         dtype=dtype,
     )
@@ -312,8 +323,56 @@ def test_int8_linear_sees_a_weight_that_changed_in_place() -> None:
     assert torch.equal(after, bias.expand(4, -1))
 
 
+WIDENED = ((1, 1, 1), (1, 300, 37), (13, 513, 129), (25, 64, 160), (64, 257, 32))
+
+
+@every_dtype
+@pytest.mark.parametrize(("rows", "width", "columns"), WIDENED)
+@pytest.mark.parametrize("weight", [torch.int8, FP8], ids=str)
+def test_a_product_of_small_integers_is_exact(
+    weight: torch.dtype, rows: int, width: int, columns: int, dtype: torch.dtype
+) -> None:
+    x = torch.randint(-2, 3, (rows, width)).to(dtype)
+    w = torch.randint(-2, 3, (columns, width))
+    ops, scale = torch.ops.compilepass, torch.full((columns,), 0.25)
+    if weight == FP8:
+        out = ops.fp8_linear(x.to(FP8), torch.ones(1), w.to(FP8), scale, None, torch.float32)
+    else:
+        out = ops.weight_only_int8_linear(x, w.to(weight), scale, None).float()
+    exact = (x.double() @ w.double().t()) / 4
+    assert torch.equal(out, exact.to(torch.float32 if weight == FP8 else dtype).float())
+
+
+def test_every_fp8_number_is_read_as_pytorch_reads_it() -> None:
+    numbers = torch.arange(256).to(torch.uint8).view(FP8).unsqueeze(-1)
+    one = torch.ones(1, 1).to(FP8)
+    args = (torch.ones(1), one, torch.ones(1), None, torch.float32)
+    out = torch.ops.compilepass.fp8_linear(numbers, *args)
+    torch.testing.assert_close(out, numbers.float(), rtol=0, atol=0, equal_nan=True)
+    by = torch.ops.compilepass.fp8_linear(
+        one, torch.ones(1), numbers, torch.ones(256), None, torch.float32
+    )
+    torch.testing.assert_close(by, out.t(), rtol=0, atol=0, equal_nan=True)
+
+
+@every_dtype
+@pytest.mark.parametrize("residual", [False, True])
+def test_int8_dynamic_linear_equals_its_chain_exactly(dtype: torch.dtype, residual: bool) -> None:
+    args = CASES["int8_dynamic_linear/residual"].inputs((19, 200), dtype)
+    x, wq, wscale, bias, added = args
+    q, scale = torch.ops.compilepass.quant_int8(x)
+    chain = torch.ops.compilepass.int8_linear(q, scale, wq, wscale, bias, dtype)
+    wanted = added + chain if residual else chain
+    found = torch.ops.compilepass.int8_dynamic_linear(*args[: 5 if residual else 4])
+    assert torch.equal(found, wanted)
+
+
 def _heads(width: int) -> tuple[Tensor, ...]:
     return torch.randn(2, 3, width), torch.randn(2, 1, width)
+
+
+def _int8(*size: int) -> Tensor:
+    return torch.ones(size, dtype=torch.int8)
 
 
 def _tables(half: int) -> tuple[Tensor, ...]:
@@ -338,6 +397,12 @@ def _tables(half: int) -> tuple[Tensor, ...]:
         ("swigluoai_and_mul", (torch.ones(2, 7),)),
         ("fatrelu_and_mul", (torch.ones(2, 7), 0.0)),
         ("gelu_and_mul_dynamic_int8_quant", (torch.ones(2, 8), "tan")),
+        ("weight_only_int8_linear", (torch.ones(2, 8), _int8(3, 7), torch.ones(3), None)),
+        ("int8_dynamic_linear", (torch.ones(2, 8), _int8(8), torch.ones(8), None)),
+        (
+            "int8_dynamic_linear",
+            (torch.ones(2, 8), _int8(3, 8), torch.ones(3), None, torch.ones(2, 8)),
+        ),
         ("static_quant_int8", (torch.ones(2, 8), torch.ones(2))),
         ("static_quant_int8", (torch.ones(2, 8), torch.ones(1), torch.ones(8, dtype=torch.int32))),
         ("static_quant_fp8", (torch.ones(2, 8), torch.ones(8))),

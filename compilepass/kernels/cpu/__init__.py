@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...errors import KernelError
+from .. import native
 from ..native.fused_quantisation import QUANTISATIONS, SOURCES, Quantisation, Source
 from ..registry import KernelOp, kernel_ops, provider
 
@@ -71,7 +72,8 @@ def _supports_qk_norm_rope(
     )
 
 
-def _supports_int8_linear(
+def _supports_matmul(
+    dtype: torch.dtype,
     xq: Tensor,
     xscale: Tensor,
     wq: Tensor,
@@ -79,13 +81,27 @@ def _supports_int8_linear(
     bias: Tensor | None,
     out_dtype: torch.dtype,
 ) -> str | None:
-    if {xq.dtype, wq.dtype} != {torch.int8}:
-        return f"xq and wq must be int8, not {xq.dtype} and {wq.dtype}"
-    if {xscale.dtype, wscale.dtype} != {torch.float32}:
-        return f"scales must be float32, not {xscale.dtype} and {wscale.dtype}"
+    if xq.dtype != dtype:
+        return f"xq must be {dtype}, not {xq.dtype}"
+    if xscale.dtype != torch.float32:
+        return f"xscale must be float32, not {xscale.dtype}"
     if out_dtype not in DTYPES:
         return f"{out_dtype} is not float32, bfloat16 or float16"
-    if xq.shape[-1] > WIDEST_EXACT:
+    return _supports_weights(xq, wq, wscale, dtype)
+
+
+def _supports_dynamic_matmul(
+    x: Tensor, wq: Tensor, wscale: Tensor, bias: Tensor | None, residual: Tensor | None = None
+) -> str | None:
+    return _supports_rows(x, residual) or _supports_weights(x, wq, wscale, torch.int8)
+
+
+def _supports_weights(x: Tensor, wq: Tensor, wscale: Tensor, dtype: torch.dtype) -> str | None:
+    if wq.dtype != dtype:
+        return f"wq must be {dtype}, not {wq.dtype}"
+    if wscale.dtype != torch.float32:
+        return f"wscale must be float32, not {wscale.dtype}"
+    if dtype == torch.int8 and x.shape[-1] > WIDEST_EXACT:
         return f"an int32 holds no dot product of more than {WIDEST_EXACT} int8 values"
     return None
 
@@ -108,6 +124,7 @@ def _supports_fused(source: Source, quantisation: Quantisation) -> Callable[...,
 CPP_OPS: dict[str, Callable[..., str | None]] = {
     "asymmetric_quant_int8": _supports_rows,
     "fatrelu_and_mul": _supports_rows,
+    "fp8_linear": partial(_supports_matmul, native.FP8),
     "fused_add_layer_norm": _supports_rows,
     "fused_add_rms_norm": _supports_rows,
     "gelu_and_mul": _supports_rows,
@@ -115,7 +132,8 @@ CPP_OPS: dict[str, Callable[..., str | None]] = {
     "gelu_mul": _supports_rows,
     "gelu_new": _supports_rows,
     "group_quant_fp8": _supports_rows,
-    "int8_linear": _supports_int8_linear,
+    "int8_dynamic_linear": _supports_dynamic_matmul,
+    "int8_linear": partial(_supports_matmul, torch.int8),
     "layer_norm": _supports_rows,
     "mul_and_silu": _supports_rows,
     "qk_norm_rope": _supports_qk_norm_rope,
@@ -131,6 +149,7 @@ CPP_OPS: dict[str, Callable[..., str | None]] = {
     "static_quant_fp8": partial(_supports_static, 1),
     "static_quant_int8": partial(_supports_static, 1),
     "swigluoai_and_mul": _supports_rows,
+    "weight_only_int8_linear": _supports_dynamic_matmul,
     **{
         f"{source}_{name}_quant": _supports_fused(SOURCES[source], quantisation)
         for source in SOURCES

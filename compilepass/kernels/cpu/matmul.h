@@ -10,7 +10,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include "vec.h"
+#include "quantise.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -76,7 +76,29 @@ struct Dot {
 };
 #endif
 
-constexpr int64_t kTileRows = 4;
+// As many as leave registers for a tile of sums and what is multiplied.
+constexpr int64_t kTileRows = kLanes == 16 ? 6 : 4;
+
+// The sums of the lanes of four vectors.
+COMPILEPASS_INLINE void store_sums(int32_t* to, IntVec a, IntVec b, IntVec c, IntVec d) {
+#if defined(__AVX512F__)
+  const auto halves = [](IntVec x, IntVec y) {
+    return (IntVec)_mm512_unpacklo_epi32((__m512i)x, (__m512i)y) +
+        (IntVec)_mm512_unpackhi_epi32((__m512i)x, (__m512i)y);
+  };
+  const __m512i ab = (__m512i)halves(a, b), cd = (__m512i)halves(c, d);
+  const __m512i all =
+      (__m512i)((IntVec)_mm512_unpacklo_epi64(ab, cd) + (IntVec)_mm512_unpackhi_epi64(ab, cd));
+  const __m256i half = _mm256_add_epi32(
+      _mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+  _mm_storeu_si128(
+      (__m128i*)to,
+      _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+#else
+  const IntVec each[] = {a, b, c, d};
+  for (int i = 0; i < 4; ++i) to[i] = sum(each[i]);
+#endif
+}
 
 template <class Part>
 COMPILEPASS_INLINE IntVec load_ints(const int32_t* from, Part part) {
@@ -107,15 +129,23 @@ COMPILEPASS_INLINE void tile(
   for (; k + Dot::kStep <= width; k += Dot::kStep) step(k, Dot::kStep);
   if (k < width) step(k, width - k);
   for (int r = 0; r < R; ++r) {
-    for (int c = 0; c < C; ++c) out[r * stride + c] = sum(sums[r][c]);
+    int32_t* to = out + r * stride;
+    if constexpr (C == 4) {
+      store_sums(to, sums[r][0], sums[r][1], sums[r][2], sums[r][3]);
+    } else {
+      for (int c = 0; c < C; ++c) to[c] = sum(sums[r][c]);
+    }
   }
 }
 
-// R rows of x against `columns` rows of w.
+// `rows` rows of x (at most R) against `columns` rows of w.
 template <int R>
 void strip(
-    const Dot::X* x, int64_t padded, const int8_t* w, int64_t width, int64_t columns, int32_t* out,
-    int64_t stride) {
+    int64_t rows, const Dot::X* x, int64_t padded, const int8_t* w, int64_t width, int64_t columns,
+    int32_t* out, int64_t stride) {
+  if constexpr (R > 1) {
+    if (rows < R) return strip<R - 1>(rows, x, padded, w, width, columns, out, stride);
+  }
   int64_t c = 0;
   for (; c + Dot::kColumns <= columns; c += Dot::kColumns) {
     tile<R, Dot::kColumns>(x, padded, w + c * width, width, out + c, stride);
@@ -123,58 +153,72 @@ void strip(
   for (; c < columns; ++c) tile<R, 1>(x, padded, w + c * width, width, out + c, stride);
 }
 
-// The operands of out = (x @ w^T) * xscale * wscale + bias; bias may be null.
+// Rows of x as the dot product takes them, with a scale each. Where it takes them moved by kOffset,
+// a row of kOffset alone is before them, whose product makes good for it.
+struct Int8Rows {
+  static constexpr int64_t kBefore = Dot::kOffset == 0 ? 0 : 1;
+  int64_t rows, width, padded;
+  std::unique_ptr<Dot::X[]> x;
+  const float* scales;
+
+  Int8Rows(int64_t rows, int64_t width, const float* scales)
+      : rows(rows),
+        width(width),
+        padded((width + Dot::kStep - 1) / Dot::kStep * Dot::kStep),
+        x(new Dot::X[(rows + kBefore) * padded]),
+        scales(scales) {
+    if (kBefore) std::fill(x.get(), x.get() + padded, static_cast<Dot::X>(Dot::kOffset));
+  }
+
+  void set(int64_t r, const int8_t* values) {
+    Dot::X* to = x.get() + (kBefore + r) * padded;
+    for (int64_t k = 0; k < width; ++k) to[k] = values[k] + Dot::kOffset;
+    std::fill(to + width, to + padded, Dot::X{});
+  }
+};
+
+// out = (x @ w^T) * scale of x * scale of w + bias, rounded to T, then residual + that; bias and
+// residual may be null.
+template <class T>
 struct Int8Linear {
-  const int8_t* x;
-  const float* xscale;
   const int8_t* w;
   const float* wscale;
   const float* bias;
-  int64_t rows, width, columns;
+  const T* residual;
+  T* out;
+  int64_t columns;
 };
 
 template <class T>
-void multiply(const Int8Linear& a, T* out) {
-  const int64_t padded = (a.width + Dot::kStep - 1) / Dot::kStep * Dot::kStep;
-  const std::unique_ptr<Dot::X[]> x(new Dot::X[a.rows * padded]);
-  for (int64_t r = 0; r < a.rows; ++r) {
-    Dot::X* to = x.get() + r * padded;
-    for (int64_t k = 0; k < a.width; ++k) to[k] = a.x[r * a.width + k] + Dot::kOffset;
-    std::fill(to + a.width, to + padded, Dot::X{});
-  }
-  const std::unique_ptr<Dot::X[]> offsets(new Dot::X[padded]);
-  std::fill(offsets.get(), offsets.get() + padded, static_cast<Dot::X>(Dot::kOffset));
-
+void multiply(const Int8Rows& x, const Int8Linear<T>& a) {
+  constexpr int64_t kBefore = Int8Rows::kBefore;
   // A chunk of w that stays in the second-level cache while all of x passes by.
-  const int64_t chunk = std::clamp<int64_t>((int64_t{1} << 18) / a.width, 16, 256);
+  const int64_t chunk = std::clamp<int64_t>((int64_t{1} << 18) / x.width, 16, 256);
   const int64_t chunks = (a.columns + chunk - 1) / chunk;
   torch::stable::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
-    int32_t sums[kTileRows * 256], corrections[256];
+    int32_t sums[kTileRows * 256], corrections[256] = {};
     for (int64_t at = begin * chunk; at < std::min(end * chunk, a.columns); at += chunk) {
       const int64_t columns = std::min(chunk, a.columns - at);
-      const int8_t* w = a.w + at * a.width;
-      const auto finish = [&](int64_t first, int64_t rows) {
-        for (int64_t r = 0; r < rows; ++r) {
-          T* to = out + (first + r) * a.columns + at;
-          const float scale = a.xscale[first + r];
-          for_each_vec(columns, [&](int64_t c, auto part) {
-            const IntVec exact = load_ints(sums + r * chunk + c, part) -
-                load_ints(corrections + c, part);
-            Vec v = __builtin_convertvector(exact, Vec) * scale * load(a.wscale + at + c, part);
-            if (a.bias) v += load(a.bias + at + c, part);
-            store(to + c, plain_nan(v), part);
-          });
-        }
+      const auto finish = [&](int64_t r, const int32_t* from) {
+        const int64_t start = r * a.columns + at;
+        for_each_vec(columns, [&](int64_t c, auto part) {
+          const IntVec exact = load_ints(from + c, part) - load_ints(corrections + c, part);
+          Vec v = __builtin_convertvector(exact, Vec) * x.scales[r] * load(a.wscale + at + c, part);
+          if (a.bias) v += load(a.bias + at + c, part);
+          v = plain_nan(v);
+          if (a.residual) v = Storage<T>::round(v) + load(a.residual + start + c, part);
+          store(a.out + start + c, v, part);
+        });
       };
-      strip<1>(offsets.get(), padded, w, a.width, columns, corrections, chunk);
-      int64_t r = 0;
-      for (; r + kTileRows <= a.rows; r += kTileRows) {
-        strip<kTileRows>(x.get() + r * padded, padded, w, a.width, columns, sums, chunk);
-        finish(r, kTileRows);
-      }
-      for (; r < a.rows; ++r) {
-        strip<1>(x.get() + r * padded, padded, w, a.width, columns, sums, chunk);
-        finish(r, 1);
+      for (int64_t r = 0; r < x.rows + kBefore; r += kTileRows) {
+        const int64_t rows = std::min(kTileRows, x.rows + kBefore - r);
+        strip<kTileRows>(
+            rows, x.x.get() + r * x.padded, x.padded, a.w + at * x.width, x.width, columns, sums,
+            chunk);
+        if (kBefore && r == 0) std::copy(sums, sums + columns, corrections);
+        for (int64_t i = r == 0 ? kBefore : 0; i < rows; ++i) {
+          finish(r + i - kBefore, sums + i * chunk);
+        }
       }
     }
   });

@@ -28,7 +28,10 @@ from .fused_quantisation import (
     FUSED,
 )
 from .linear import (
+    fp8_linear,
+    int8_dynamic_linear,
     int8_linear,
+    weight_only_int8_linear,
 )
 from .norms import (
     fused_add_layer_norm,
@@ -60,6 +63,7 @@ __all__ = [
     "FUSED",
     "asymmetric_quant_int8",
     "fatrelu_and_mul",
+    "fp8_linear",
     "fused_add_layer_norm",
     "fused_add_rms_norm",
     "fused_add_rms_norm_dynamic_int8_quant",
@@ -70,6 +74,7 @@ __all__ = [
     "gelu_mul_dynamic_int8_quant",
     "gelu_new",
     "group_quant_fp8",
+    "int8_dynamic_linear",
     "int8_linear",
     "layer_norm",
     "mul_and_silu",
@@ -89,4 +94,5 @@ __all__ = [
     "static_quant_fp8",
     "static_quant_int8",
     "swigluoai_and_mul",
+    "weight_only_int8_linear",
 ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -61,7 +64,7 @@ def _elementwise(x: Tensor) -> Tensor:
 
 
 # of what can be quantised in the same op
-FAKES = {
+FAKES: dict[str, Callable[..., Any]] = {
     "silu_mul": _silu_mul,
     "gelu_mul": _gelu_mul,
     "silu_and_mul": _silu_and_mul,

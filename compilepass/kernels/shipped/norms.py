@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -78,7 +81,10 @@ def _fused_add_layer_norm(
 
 
 # of what can be quantised in the same op
-FAKES = {"rms_norm": _rms_norm, "fused_add_rms_norm": _fused_add_rms_norm}
+FAKES: dict[str, Callable[..., Any]] = {
+    "rms_norm": _rms_norm,
+    "fused_add_rms_norm": _fused_add_rms_norm,
+}
 
 OPS = (
     define(
