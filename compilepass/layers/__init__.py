@@ -20,16 +20,18 @@ from .activations import (
     SiluAndMul,
     SwigluOAIAndMul,
 )
-from .linear import Int8Linear
+from .linear import Fp8Linear, Int8Linear, WeightOnlyInt8Linear
 from .mla import LatentCache, MultiHeadLatentAttention
 from .norms import GemmaRMSNorm, LayerNorm, RMSNorm
-from .quant import QuantInt8
+from .quant import AsymmetricQuantInt8, QuantFp8, QuantInt8, StaticQuantFp8, StaticQuantInt8
 from .rotary import MRotaryEmbedding, QKNormRope, RotaryEmbedding
 from .rotary_scaling import Llama3Scaling, RotaryScaling, YarnScaling
 
 __all__ = [
+    "AsymmetricQuantInt8",
     "FastGELU",
     "FatreluAndMul",
+    "Fp8Linear",
     "GeluAndMul",
     "GemmaRMSNorm",
     "Int8Linear",
@@ -41,6 +43,7 @@ __all__ = [
     "MultiHeadLatentAttention",
     "NewGELU",
     "QKNormRope",
+    "QuantFp8",
     "QuantInt8",
     "QuickGELU",
     "RMSNorm",
@@ -48,6 +51,9 @@ __all__ = [
     "RotaryEmbedding",
     "RotaryScaling",
     "SiluAndMul",
+    "StaticQuantFp8",
+    "StaticQuantInt8",
     "SwigluOAIAndMul",
+    "WeightOnlyInt8Linear",
     "YarnScaling",
 ]

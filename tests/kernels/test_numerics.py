@@ -247,7 +247,12 @@ def test_fake_says_what_the_kernel_returns(name: str, dtype: torch.dtype) -> Non
 
 @every_case
 def test_opcheck(name: str) -> None:
-    torch.library.opcheck(op_of(name), CASES[name].inputs((3, 16), torch.float32))
+    args = CASES[name].inputs((3, 16), torch.float32)
+    # what checks the schema multiplies the inputs, which fp8 does not know
+    checks = ["test_faketensor", "test_autograd_registration", "test_aot_dispatch_dynamic"]
+    if not any(isinstance(a, Tensor) and a.dtype == FP8 for a in args):
+        checks.append("test_schema")
+    torch.library.opcheck(op_of(name), args, test_utils=checks)
 
 
 @pytest.mark.parametrize("fill", [1e-30, 1e4, 3e38, INF, -INF, NAN])

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from compilepass.config import CompilationConfig, use_config
 from compilepass.layers import (
+    AsymmetricQuantInt8,
     FastGELU,
     FatreluAndMul,
+    Fp8Linear,
     GeluAndMul,
     GemmaRMSNorm,
     Int8Linear,
@@ -24,13 +26,17 @@ from compilepass.layers import (
     MulAndSilu,
     NewGELU,
     QKNormRope,
+    QuantFp8,
     QuantInt8,
     QuickGELU,
     ReLUSquaredActivation,
     RMSNorm,
     RotaryEmbedding,
     SiluAndMul,
+    StaticQuantFp8,
+    StaticQuantInt8,
     SwigluOAIAndMul,
+    WeightOnlyInt8Linear,
     YarnScaling,
 )
 
@@ -224,6 +230,39 @@ def _int8_linear_oracle(op: Any, x: Tensor) -> Tensor:
     return F.linear((x / scale).round() * scale, weight, op.bias.double())
 
 
+def _weight_only_oracle(op: Any, x: Tensor) -> Tensor:
+    weight = op.weight.double() * op.weight_scale.double()[:, None]
+    return F.linear(x, weight, op.bias.double())
+
+
+def _fp8_oracle(x: Tensor, scale: Tensor) -> Tensor:
+    """Rounded to the 4 digits of fp8, or to its smallest step."""
+    steps = x / scale
+    step = torch.exp2(steps.abs().log2().floor().clamp(min=-6) - 3)
+    return (steps / step).round() * step
+
+
+def _fp8_quant_oracle(group: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    def oracle(_: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        groups = x.unflatten(-1, (-1, group))
+        scale = groups.abs().amax(-1, keepdim=True) / 448
+        return _fp8_oracle(groups, scale).flatten(-2), scale.squeeze(-1)
+
+    return oracle
+
+
+def _fp8_linear_oracle(op: Any, x: Tensor) -> Tensor:
+    scale = x.abs().amax(-1, keepdim=True) / 448
+    return _weight_only_oracle(op, _fp8_oracle(x, scale) * scale)
+
+
+def _asymmetric_oracle(_: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    least = x.amin(-1, keepdim=True).clamp(max=0)
+    scale = (x.amax(-1, keepdim=True).clamp(min=0) - least) / 255
+    zero_point = -128 - (least / scale).round()
+    return ((x / scale).round() + zero_point).clamp(-128, 127), scale, zero_point
+
+
 def _gated_input() -> tuple[Tensor, ...]:
     return (torch.randn(TOKENS, 2 * 12) * 3,)
 
@@ -332,4 +371,36 @@ CASES = {
         ),
     ),
     "int8_linear": Case(_int8_linear, lambda: (torch.randn(TOKENS, 32),), _int8_linear_oracle),
+    "asymmetric_quant_int8": Case(
+        AsymmetricQuantInt8, lambda: (torch.randn(TOKENS, 16),), _asymmetric_oracle
+    ),
+    "static_quant_int8": Case(
+        lambda: StaticQuantInt8(0.01),
+        lambda: (torch.randn(TOKENS, 16),),
+        lambda op, x: (x / op.scale.double()).round().clamp(-128, 127),
+    ),
+    "static_quant_int8/zero point": Case(
+        lambda: StaticQuantInt8(0.02, -5),
+        lambda: (torch.randn(TOKENS, 16),),
+        lambda op, x: ((x / op.scale.double()).round() - 5).clamp(-128, 127),
+    ),
+    "quant_fp8": Case(QuantFp8, lambda: (torch.randn(TOKENS, 16),), _fp8_quant_oracle(16)),
+    "quant_fp8/group": Case(
+        lambda: QuantFp8(group=8), lambda: (torch.randn(TOKENS, 16),), _fp8_quant_oracle(8)
+    ),
+    "static_quant_fp8": Case(
+        lambda: StaticQuantFp8(0.005),
+        lambda: (torch.randn(TOKENS, 16),),
+        lambda op, x: _fp8_oracle(x, op.scale.double()).clamp(-448, 448),
+    ),
+    "weight_only_int8_linear": Case(
+        lambda: WeightOnlyInt8Linear.from_linear(nn.Linear(32, 12)),
+        lambda: (torch.randn(TOKENS, 32),),
+        _weight_only_oracle,
+    ),
+    "fp8_linear": Case(
+        lambda: Fp8Linear.from_linear(nn.Linear(32, 12)),
+        lambda: (torch.randn(TOKENS, 32),),
+        _fp8_linear_oracle,
+    ),
 }

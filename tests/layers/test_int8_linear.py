@@ -1,29 +1,34 @@
-"""Int8Linear as a stand-in for nn.Linear."""
+"""The linear layers with quantised weights as stand-ins for nn.Linear."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from compilepass.config import CompilationConfig, use_config
-from compilepass.layers import Int8Linear
+from compilepass.layers import Fp8Linear, Int8Linear, WeightOnlyInt8Linear
 
 from .cases import under
 
-# Of an int8 product of standard normal inputs against fp32: half a step of 254 in each factor.
-INT8_RELATIVE_ERROR = 0.02
+# Of a product of standard normal inputs against fp32: half a step of 254 in each int8 factor.
+# fp8 has half a step of 8 in each factor, of values that are nearest to the upper end.
+RELATIVE_ERROR = {Int8Linear: 0.02, WeightOnlyInt8Linear: 0.01, Fp8Linear: 0.06}
+every_layer = pytest.mark.parametrize("layer_class", RELATIVE_ERROR)
 
 
 @pytest.mark.parametrize("policy", ["none", "all"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_it_is_near_the_linear_it_was_made_from(policy: str, bias: bool) -> None:
+@every_layer
+def test_it_is_near_the_linear_it_was_made_from(layer_class: Any, policy: str, bias: bool) -> None:
     linear = nn.Linear(256, 64, bias=bias)
-    layer = under(policy, lambda: Int8Linear.from_linear(linear))
+    layer = under(policy, lambda: layer_class.from_linear(linear))
     x = torch.randn(9, 256)
     wanted = linear(x)
     assert (layer.bias is not None) == bias
-    assert (layer(x) - wanted).norm() < INT8_RELATIVE_ERROR * wanted.norm()
+    assert (layer(x) - wanted).norm() < RELATIVE_ERROR[layer_class] * wanted.norm()
 
 
 def test_a_weight_that_int8_holds_exactly_is_kept_exactly() -> None:
@@ -36,10 +41,14 @@ def test_a_weight_that_int8_holds_exactly_is_kept_exactly() -> None:
     assert torch.equal(layer.weight_scale, torch.full((3,), 0.5))
 
 
-def test_the_weights_are_state_and_not_trained() -> None:
-    layer = Int8Linear.from_linear(nn.Linear(8, 3))
+@every_layer
+def test_the_weights_are_state_and_not_trained(layer_class: Any) -> None:
+    layer, other = layer_class.from_linear(nn.Linear(8, 3)), layer_class(8, 3)
     assert sorted(layer.state_dict()) == ["bias", "weight", "weight_scale"]
     assert [name for name, _ in layer.named_parameters()] == ["bias"]
+    other.load_state_dict(layer.state_dict())
+    x = torch.randn(4, 8)
+    assert torch.equal(other(x), layer(x))
 
 
 def test_a_channel_of_zeros_stays_zero() -> None:
@@ -57,10 +66,15 @@ def test_the_quantisation_of_its_input_has_a_policy_word_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("policy", ["none", "all"])
-def test_a_model_cast_to_bf16_still_multiplies(policy: str) -> None:
-    layer = under(policy, lambda: Int8Linear.from_linear(nn.Linear(64, 16)))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@every_layer
+def test_a_model_cast_to_another_dtype_still_multiplies(
+    layer_class: Any, dtype: torch.dtype, policy: str
+) -> None:
+    layer = under(policy, lambda: layer_class.from_linear(nn.Linear(64, 16)))
     x = torch.randn(4, 64)
-    wanted = layer(x)
-    found = layer.to(torch.bfloat16)(x.bfloat16())
-    assert found.dtype == torch.bfloat16
-    assert (found - wanted).norm() < INT8_RELATIVE_ERROR * wanted.norm()
+    wanted, weight = layer(x), layer.weight.clone()
+    found = layer.to(dtype)(x.to(dtype))
+    assert found.dtype == dtype
+    assert torch.equal(layer.weight.float(), weight.float()) and layer.weight.dtype == weight.dtype
+    assert (found - wanted).norm() < RELATIVE_ERROR[layer_class] * wanted.norm()

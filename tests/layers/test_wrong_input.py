@@ -10,7 +10,9 @@ import torch
 
 from compilepass.errors import OpValueError
 from compilepass.layers import (
+    AsymmetricQuantInt8,
     FatreluAndMul,
+    Fp8Linear,
     GeluAndMul,
     GemmaRMSNorm,
     Int8Linear,
@@ -19,11 +21,15 @@ from compilepass.layers import (
     MulAndSilu,
     MultiHeadLatentAttention,
     QKNormRope,
+    QuantFp8,
     QuantInt8,
     RMSNorm,
     RotaryEmbedding,
     SiluAndMul,
+    StaticQuantFp8,
+    StaticQuantInt8,
     SwigluOAIAndMul,
+    WeightOnlyInt8Linear,
 )
 
 from .cases import under
@@ -82,6 +88,21 @@ WRONG_CALLS: dict[str, tuple[Callable[[], Any], tuple[tuple[int, ...], ...], str
     "rows of nothing": (QuantInt8, ((3, 0),), "H > 0"),
     "scalar to quantise": (QuantInt8, ((),), "QuantInt8 got x"),
     "linear of another width": (lambda: Int8Linear(8, 4), ((3, 4),), "Int8Linear(8, 4) got x"),
+    "scalar to quantise with a zero point": (
+        AsymmetricQuantInt8,
+        ((),),
+        "AsymmetricQuantInt8 got x",
+    ),
+    "rows of nothing to fp8": (QuantFp8, ((3, 0),), "QuantFp8 got x"),
+    "rows of other groups": (lambda: QuantFp8(group=8), ((3, 12),), "QuantFp8(group=8) got x"),
+    "scalar to quantise with a scale": (StaticQuantInt8, ((),), "StaticQuantInt8 got x"),
+    "rows of nothing with a scale": (StaticQuantFp8, ((0,),), "StaticQuantFp8 got x"),
+    "fp8 linear of another width": (lambda: Fp8Linear(8, 4), ((3, 4),), "Fp8Linear(8, 4) got x"),
+    "weight-only linear of another width": (
+        lambda: WeightOnlyInt8Linear(8, 4),
+        ((3, 9),),
+        "WeightOnlyInt8Linear(8, 4) got x",
+    ),
     "narrow heads": (_rotary, ((3,), (3, 2, 8), (3, 1, 6)), "got k of the shape (3, 1, 6)"),
     "heads flattened": (_rotary, ((3,), (3, 16), (3, 16)), "got q of the shape (3, 16)"),
     "too few positions": (_rotary, ((1,), (3, 2, 8), (3, 1, 8)), "positions of the shape (1,)"),
@@ -126,6 +147,20 @@ def test_an_unknown_variant_is_refused_with_the_nearest() -> None:
 def test_a_limit_that_leaves_nothing_is_refused(limit: float) -> None:
     with pytest.raises(OpValueError, match="at least 0"):
         SwigluOAIAndMul(limit=limit)
+
+
+@pytest.mark.parametrize("build", [StaticQuantInt8, StaticQuantFp8])
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_scale_that_nothing_can_be_divided_by_is_refused(build: Any, scale: float) -> None:
+    with pytest.raises(OpValueError, match="divided by the scale"):
+        build(scale)
+
+
+def test_a_zero_point_and_a_group_out_of_range_are_refused() -> None:
+    with pytest.raises(OpValueError, match="from -128 to 127"):
+        StaticQuantInt8(0.1, 128)
+    with pytest.raises(OpValueError, match="64 or 128"):
+        QuantFp8(group=0)
 
 
 def test_an_unknown_option_is_refused() -> None:
