@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .ops import CustomOp, PluggableLayer, describe, maybe_compile, override
     from .passmanager import FusionPass, Pass, PassContext, Phase, Plan
     from .platforms import use_platform
+    from .quantize import QuantizeReport, quantize_
     from .reporting import Report
     from .rewrite import Input, Match, Reject, Rule
 
@@ -40,6 +41,7 @@ __all__ = [
     "Phase",
     "Plan",
     "PluggableLayer",
+    "QuantizeReport",
     "Reject",
     "Report",
     "Rule",
@@ -53,6 +55,7 @@ __all__ = [
     "maybe_compile",
     "override",
     "plan",
+    "quantize_",
     "report",
     "testing",
     "use_config",
@@ -67,6 +70,7 @@ _HOMES = (
     "ops",
     "passmanager",
     "platforms",
+    "quantize",
     "reporting",
     "rewrite",
 )

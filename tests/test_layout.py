@@ -29,7 +29,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("float64",),
     ("ops", "rewrite"),
     ("layers", "passmanager"),
-    ("inductor", "depyf_dump"),
+    ("inductor", "depyf_dump", "quantize"),
     ("compile",),
     ("__init__",),
     ("timing", "models", "oracle"),
