@@ -1,6 +1,6 @@
 """Fused ops: their mathematics, their schemas, and the platform kernels behind them."""
 
-from . import cpu, native
+from . import cpu, native, triton
 from .registry import (
     Availability,
     KernelOp,
@@ -15,6 +15,7 @@ from .registry import (
 from .shipped import SHIPPED
 
 cpu.register()
+triton.register()
 
 __all__ = [
     "SHIPPED",

@@ -350,10 +350,22 @@ def _install(op: KernelOp, chain: list[tuple[Provider, Function]], key: str) -> 
         kernel = _chooser(op, chain)
     elif isinstance(kernel, _Registered):
         return
+    kernel = _without_gradients(op, kernel)
     namespace, _, short = op.name.partition("::")
     with warnings.catch_warnings():  # the kernel that is overridden is one of the chain
         warnings.filterwarnings("ignore", "Warning only once for all operators")
         _libraries[namespace].impl(short, kernel, key, allow_override=True)
+
+
+def _without_gradients(op: KernelOp, kernel: Function) -> Function:
+    """``kernel`` for calls that no gradient is wanted of, and native, which has one, for others."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if needs_grad(*_tensors(args, kwargs)):
+            return op.run_native(*args, **kwargs)
+        return kernel(*args, **kwargs)
+
+    return run
 
 
 @dataclass(frozen=True)

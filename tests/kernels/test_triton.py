@@ -1,0 +1,189 @@
+"""The Triton kernels on a machine without a GPU: interpreted, compiled for GPUs, and traced."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+
+from compilepass import kernels
+from compilepass.kernels.triton import TRITON_OPS
+
+from .cases import CASES
+
+triton = pytest.importorskip("triton", reason="needs Triton: pip install compilepass[triton]")
+
+ROOT = Path(__file__).parents[2]
+NVIDIA, AMD = ("cuda", 90, 32), ("hip", "gfx942", 64)
+
+
+@pytest.mark.slow
+def test_the_kernels_compute_what_native_does_in_the_interpreter() -> None:
+    """In a process of its own, since Triton reads the variable when it is imported."""
+    options = ("-q", "-n0", "-p", "no:cacheprovider", "--no-header", "-rN")
+    tests = Path(__file__).with_name("interpreted_triton.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, tests],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    print(done.stdout[-6000:], done.stderr[-2000:])
+    assert done.returncode == 0
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) > 400
+    assert "skipped" not in done.stdout
+
+
+def test_each_op_has_a_triton_kernel_that_says_why_it_does_not_run() -> None:
+    for short in TRITON_OPS:
+        op = kernels.find(f"compilepass::{short}")
+        assert op is not None
+        assert [p.name for p in op.providers if p.device_type == "cuda" and not p.priority] == [
+            "triton"
+        ]
+        if not torch.cuda.is_available():
+            assert "triton: torch finds no CUDA or ROCm device" in op.available("cuda").reason
+
+
+# Without a GPU, what the compiler makes of a kernel can still be read.
+
+
+def compiled(kernel: Any, target: tuple[str, Any, int], dtype: str, **constants: Any) -> Any:
+    """A kernel compiled for a GPU that need not be there: strides are int64, pointers ``dtype``."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    special = {"out": "*i8" if "scales" in kernel.arg_names else f"*{dtype}", "scales": "*fp32"}
+    special |= {"eps": "fp32"}
+    pointers = ("x", "residual", "weight", "total", "gate", "up", "cos", "sin")
+    signature = {
+        name: "constexpr"
+        if name in constants
+        else special.get(name, f"*{dtype}" if name in pointers else "i64")
+        for name in kernel.arg_names
+    }
+    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    return triton.compile(ASTSource(kernel, signature, places), target=GPUTarget(*target))
+
+
+NORM = {"VARIANT": "llama", "ADDS": True, "QUANTISES": True}
+ROTATION = {"WIDTH": 80, "TURNED": 64, "PAIRS": 32, "REST": 16, "ROWS": 8}
+
+
+@pytest.fixture
+def _own_cache(tmp_path: Path) -> Iterator[None]:
+    with triton.knobs.cache.scope():
+        triton.knobs.cache.dir = str(tmp_path)
+        yield
+
+
+@pytest.mark.usefixtures("_own_cache")
+@pytest.mark.parametrize("width", [1000, 3000], ids=["whole", "walked"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("target", [NVIDIA, AMD], ids=["nvidia", "amd"])
+def test_every_kernel_compiles_for_gpus(
+    target: tuple[str, Any, int], dtype: str, width: int
+) -> None:
+    from compilepass.kernels.triton import gated, norms, quantise, rotary
+
+    sizes = {"WIDTH": width, "BLOCK": 1024}
+    binary = "cubin" if target is NVIDIA else "hsaco"
+    for variant in ("llama", "torch", "gemma"):
+        norm = compiled(norms._norm_rows, target, dtype, **sizes, **{**NORM, "VARIANT": variant})
+        assert norm.asm[binary]
+    for activation in ("silu", "gelu_none", "gelu_tanh"):
+        for kernel in (gated._gated_blocks, gated._quantised_rows):
+            assert compiled(kernel, target, dtype, **sizes, ACTIVATION=activation).asm[binary]
+    assert compiled(quantise._quantise_rows, target, dtype, **sizes).asm[binary]
+    flags = {"INTERLEAVED": True, "PER_PAIR": False, "WIDE": False}
+    assert compiled(rotary._rotate_rows, target, dtype, **ROTATION, **flags).asm[binary]
+
+
+@pytest.mark.usefixtures("_own_cache")
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_the_compiler_fuses_no_product_of_a_rotation_into_its_sum(dtype: str, wide: bool) -> None:
+    """A fused one is rounded once, where native rounds twice: the two would differ in a bit."""
+    from compilepass.kernels.triton import rotary
+
+    flags = {"INTERLEAVED": False, "PER_PAIR": False, "WIDE": wide}
+    ptx = compiled(rotary._rotate_rows, NVIDIA, dtype, **ROTATION, **flags).asm["ptx"]
+    used = Counter(re.findall(r"^\s+(fma|add|sub|mul)[.a-z0-9]*?[.](?:b?f)(?:16|32)", ptx, re.M))
+    assert used["add"] == used["sub"] > 0
+    assert not re.findall(r"fma\.rn\.b?f16", ptx)
+    zero = r"0f00000000|%\w+"
+    products = re.findall(rf"fma\.rn\.f32\s+%\w+, %\w+, %\w+, ({zero});", ptx)
+    assert len(products) == used["fma"] > 0
+    assert set(products) <= {"0f00000000"} | _zeros(ptx)
+
+
+def _zeros(ptx: str) -> set[str]:
+    """Registers that hold a zero."""
+    return set(re.findall(r"mov\.[bf]32\s+(%\w+), 0f00000000;", ptx))
+
+
+class _AbsentGpu:
+    """Tells a tracer for which GPU it traces; there is none to run anything."""
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget(*NVIDIA)
+
+
+class _Captured(Exception):
+    pass
+
+
+@pytest.fixture
+def _absent_gpu() -> Iterator[None]:
+    driver = triton.runtime.driver
+    before = driver._active
+    driver.set_active(_AbsentGpu())
+    yield
+    driver._active = before
+
+
+@pytest.mark.usefixtures("_absent_gpu")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("short", TRITON_OPS)
+def test_inductor_sees_the_launches_of_the_op_and_what_they_write(
+    short: str, dynamic: bool
+) -> None:
+    import compilepass.kernels.triton.gated
+    import compilepass.kernels.triton.norms
+    import compilepass.kernels.triton.quantise
+    import compilepass.kernels.triton.rotary  # noqa: F401
+
+    graphs = []
+
+    def capture(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        raise _Captured
+
+    op = getattr(torch.ops.compilepass_triton, short).default
+    args = CASES[short].inputs((8, 64), torch.bfloat16)
+    backend = aot_autograd(fw_compiler=capture)
+    with pytest.raises(Exception, match="_Captured"):
+        torch.compile(lambda *a: op(*a), backend=backend, dynamic=dynamic)(*args)
+    launches = [
+        node
+        for node in graphs[0].graph.nodes
+        if str(node.target) == "triton_kernel_wrapper_functional"
+    ]
+    assert len(launches) == (2 if short == "rotary_embedding" else 1)
+    written = sum(len(node.kwargs["tensors_to_clone"]) for node in launches)
+    assert written == len(op._schema.returns)
+    torch._dynamo.reset()
