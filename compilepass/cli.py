@@ -1,4 +1,4 @@
-"""The command line: ``compilepass run``, ``ops`` and ``plan``.
+"""The command line: ``compilepass run``, ``ops``, ``plan`` and ``kernels``.
 
 Exit codes: 0 all is well, 1 a check failed, 2 the command or the configuration is wrong, 130
 interrupted. Torch is imported by the commands, so that ``--help`` and usage errors are quick.
@@ -20,6 +20,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from .errors import CompilePassError, ExpectationError
+from .kernel_commands import kernels
 
 if TYPE_CHECKING:
     from .config import CompilationConfig
@@ -183,6 +184,9 @@ def plan(
             for e in made.entries
         ]
     )
+
+
+app.command()(kernels)
 
 
 def main() -> None:

@@ -26,7 +26,6 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("platforms",),
     ("reporting",),
     ("kernels",),
-    ("float64",),
     ("ops", "rewrite"),
     ("layers", "passmanager"),
     ("inductor", "depyf_dump"),
@@ -34,7 +33,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     ("timing", "models", "oracle"),
     ("comparison",),
-    ("testing", "trial"),
+    ("testing", "trial", "kernel_commands"),
     ("pytest_plugin", "cli"),
     ("__main__",),
 )

@@ -1,6 +1,7 @@
 """Fused ops: their mathematics, their schemas, and the platform kernels behind them."""
 
-from . import cpu, native, triton
+from . import cpu, native, providers, triton
+from .examples import register_examples
 from .registry import (
     Availability,
     KernelOp,
@@ -16,6 +17,7 @@ from .shipped import SHIPPED
 
 cpu.register()
 triton.register()
+providers.register()
 
 __all__ = [
     "SHIPPED",
@@ -29,4 +31,5 @@ __all__ = [
     "native",
     "needs_grad",
     "provider",
+    "register_examples",
 ]

@@ -43,7 +43,7 @@ def register(device_type: str = "cuda", priority: int = 0) -> None:
 
 def _available(device_type: str) -> str | None:
     if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed: pip install compilepass[triton]"
+        return "not installed: pip install compilepass[triton]"
     if device_type == "cuda" and not torch.cuda.is_available():
         return "torch finds no CUDA or ROCm device"
     return None
