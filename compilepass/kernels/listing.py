@@ -63,10 +63,14 @@ def _on(op: KernelOp, device: str) -> Iterator[Listed]:
             takers.append(candidate.name)
             settled = settled or not candidate.may_decline
         yield Listed(op.name, device, candidate.name, candidate.priority, state, reason)
-    here = device == "cpu" or torch.get_device_module(device).is_available()
-    if runs is None and here:
+    if runs is None and _is_here(device):
         yield Listed(op.name, device, "native", None, "runs", "there is no kernel")
 
 
 def _absence(candidate: Provider) -> str | None:
     return candidate.available() if candidate.available else None
+
+
+def _is_here(device: str) -> bool:
+    module = getattr(torch, device, None)
+    return device == "cpu" or (module is not None and bool(module.is_available()))

@@ -202,3 +202,58 @@ def test_a_kernel_declines_what_it_cannot_do_and_native_does_it() -> None:
 def test_arguments_that_do_not_fit_are_refused() -> None:
     with pytest.raises(RuntimeError, match="as wide as its input"):
         torch.ops.compilepass.rms_norm(torch.ones(2, 8), torch.ones(7), EPS)
+
+
+@pytest.fixture
+def liger(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Our provider over Liger's kernels, with what they use and the interpreter does not have."""
+    from triton.language.extra import libdevice
+    from triton.runtime import interpreter
+
+    pytest.importorskip("liger_kernel", reason="needs liger-kernel")
+    convert = interpreter._implicit_cvt
+
+    def converted(arg: Any) -> Any:
+        if isinstance(arg, float):  # a compiled kernel gets a value of Triton's
+            return tl.tensor(
+                TensorHandle(np.array([arg], dtype=np.float32), tl.float32), tl.float32
+            )
+        return convert(arg)
+
+    monkeypatch.setattr(interpreter, "_implicit_cvt", converted)
+    monkeypatch.setattr(libdevice, "rsqrt", _rsqrt)
+    monkeypatch.setattr(libdevice, "tanh", _tanh)
+    from compilepass.kernels.providers import liger
+
+    return liger
+
+
+@triton.jit
+def _rsqrt(x):  # type: ignore[no-untyped-def]
+    return tl.rsqrt(x)
+
+
+@triton.jit
+def _tanh(x):  # type: ignore[no-untyped-def]
+    return 2 * tl.sigmoid(2 * x) - 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "name",
+    [n for n in CASES if "quant" not in n and "norm" in n] + ["silu_mul", "gelu_mul/tanh"],
+)
+def test_ligers_kernels_under_our_signatures_compute_what_native_does(
+    name: str, dtype: torch.dtype, liger: Any
+) -> None:
+    op = kernels.find(op_of(name))
+    assert op is not None
+    (provider,) = (p for p in op.providers if p.name == "liger")
+    for shape in ((0, 16), (7, 63), (2, 3, 300)):
+        args = CASES[name].inputs(shape, dtype)
+        assert provider.supports is not None
+        assert provider.supports(*args) is None
+        ours = outputs(getattr(liger, name.partition("/")[0])(*mapped(args, strided)))
+        assert_like_native(ours, outputs(op.run_native(*args)), atol=GELU_ATOL)
+        for out in ours:
+            assert out.is_contiguous()

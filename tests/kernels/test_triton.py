@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -13,17 +14,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.backends.common import aot_autograd
 
 from compilepass import kernels
 from compilepass.kernels.triton import TRITON_OPS
 
 from .cases import CASES
+from .gpu_that_is_absent import AMD, NVIDIA, launches, traced
 
 triton = pytest.importorskip("triton", reason="needs Triton: pip install compilepass[triton]")
 
 ROOT = Path(__file__).parents[2]
-NVIDIA, AMD = ("cuda", 90, 32), ("hip", "gfx942", 64)
 
 
 @pytest.mark.slow
@@ -134,56 +134,15 @@ def _zeros(ptx: str) -> set[str]:
     return set(re.findall(r"mov\.[bf]32\s+(%\w+), 0f00000000;", ptx))
 
 
-class _AbsentGpu:
-    """Tells a tracer for which GPU it traces; there is none to run anything."""
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget(*NVIDIA)
-
-
-class _Captured(Exception):
-    pass
-
-
-@pytest.fixture
-def _absent_gpu() -> Iterator[None]:
-    driver = triton.runtime.driver
-    before = driver._active
-    driver.set_active(_AbsentGpu())
-    yield
-    driver._active = before
-
-
-@pytest.mark.usefixtures("_absent_gpu")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("short", TRITON_OPS)
 def test_inductor_sees_the_launches_of_the_op_and_what_they_write(
     short: str, dynamic: bool
 ) -> None:
-    import compilepass.kernels.triton.gated
-    import compilepass.kernels.triton.norms
-    import compilepass.kernels.triton.quantise
-    import compilepass.kernels.triton.rotary  # noqa: F401
-
-    graphs = []
-
-    def capture(graph: torch.fx.GraphModule, _: Any) -> Any:
-        graphs.append(graph)
-        raise _Captured
-
+    importlib.import_module(f"compilepass.kernels.triton.{TRITON_OPS[short][0]}")
     op = getattr(torch.ops.compilepass_triton, short).default
     args = CASES[short].inputs((8, 64), torch.bfloat16)
-    backend = aot_autograd(fw_compiler=capture)
-    with pytest.raises(Exception, match="_Captured"):
-        torch.compile(lambda *a: op(*a), backend=backend, dynamic=dynamic)(*args)
-    launches = [
-        node
-        for node in graphs[0].graph.nodes
-        if str(node.target) == "triton_kernel_wrapper_functional"
-    ]
-    assert len(launches) == (2 if short == "rotary_embedding" else 1)
-    written = sum(len(node.kwargs["tensors_to_clone"]) for node in launches)
+    found = launches(traced(lambda *a: op(*a), args, dynamic))
+    assert len(found) == (2 if short == "rotary_embedding" else 1)
+    written = sum(len(node.kwargs["tensors_to_clone"]) for node in found)
     assert written == len(op._schema.returns)
-    torch._dynamo.reset()
