@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console, RenderableType
@@ -38,6 +38,9 @@ def kernels(
     provider: Annotated[
         list[str] | None, typer.Option(help="Only this provider, such as cpp; may be repeated.")
     ] = None,
+    device: Annotated[
+        list[str] | None, typer.Option(help="Only on this device, such as cuda; may be repeated.")
+    ] = None,
     imports: Annotated[
         list[str] | None,
         typer.Option("--import", help="Import this module, which registers kernels, first."),
@@ -49,11 +52,11 @@ def kernels(
     """Say of every op which kernel runs here and why each other one does not, or verify them."""
     ops = _ops(op or [], imports or [])
     if not verify:
-        _list(ops, provider or [], as_json)
+        _list(ops, _Filter(provider or [], device or []), as_json)
         return
     records = []
     with _progress() as show:
-        for record in _verified(ops, provider or []):
+        for record in _verified(ops, _Filter(provider or [], device or [])):
             show(f"{record.op}, {record.provider}: {record.outcome.check}")
             records.append(record)
     failures = [record for record in records if not record.ok]
@@ -66,6 +69,18 @@ def kernels(
             console.print(part)
     if failures:
         raise typer.Exit(1)
+
+
+class _Filter(NamedTuple):
+    """The providers and devices that were asked for; none is all of them."""
+
+    providers: list[str]
+    devices: list[str]
+
+    def takes(self, provider: str, device: str) -> bool:
+        return (not self.providers or provider in self.providers) and (
+            not self.devices or device in self.devices
+        )
 
 
 def _ops(names: list[str], imports: list[str]) -> list[KernelOp]:
@@ -98,10 +113,10 @@ def _ops(names: list[str], imports: list[str]) -> list[KernelOp]:
     return ops
 
 
-def _list(ops: list[KernelOp], providers: list[str], as_json: bool) -> None:
+def _list(ops: list[KernelOp], wanted: _Filter, as_json: bool) -> None:
     from .kernels.listing import listed
 
-    rows = [row for op in ops for row in listed(op) if not providers or row.provider in providers]
+    rows = [row for op in ops for row in listed(op) if wanted.takes(row.provider, row.device)]
     if as_json:
         _print_json([asdict(row) for row in rows])
         return
@@ -125,28 +140,29 @@ def _listing(device: str, rows: list[Listed]) -> Table:
     return table
 
 
-def _verified(ops: list[KernelOp], providers: list[str]) -> Iterator[Record]:
+def _verified(ops: list[KernelOp], wanted: _Filter) -> Iterator[Record]:
     from .errors import KernelError, did_you_mean
     from .kernels.examples import examples_of
     from .kernels.verify import verifiable, verify_all
 
     known = {p.name for op in ops for p in op.providers}
-    for name in providers:
+    for name in wanted.providers:
         if name not in known:
-            raise KernelError(
-                f"No op has a provider {name!r}.", hint=did_you_mean(name, sorted(known))
-            )
-    wanted: list[Provider] = []
+            hint = did_you_mean(name, sorted(known))
+            raise KernelError(f"No op has a provider {name!r}.", hint=hint)
+    chosen: list[Provider] = []
     for op in ops:
         if not examples_of(op.name) and len(ops) > 1:
             typer.echo(f"{op.name} is left out: it has no examples", err=True)
             continue
-        wanted += [p for p in verifiable(op) if not providers or p.name in providers]
-    if not wanted and providers and ops:
-        for name in providers:
-            op = next(op for op in ops if name in {p.name for p in op.providers})
-            verifiable(op, name)  # raises, and says why
-    yield from verify_all(wanted)
+        chosen += [p for p in verifiable(op) if wanted.takes(p.name, p.device_type)]
+    if not chosen:
+        for op in ops:
+            for p in op.providers:
+                if wanted.takes(p.name, p.device_type):
+                    verifiable(op, p.name)  # raises, and says why it cannot run
+        raise KernelError("There is no kernel to verify.", hint="See: compilepass kernels")
+    yield from verify_all(chosen)
 
 
 def _summary(records: list[Record]) -> Table:

@@ -219,6 +219,7 @@ def test_kernels_are_verified_and_a_wrong_one_fails_with_its_first_wrong_call() 
         (["--import", "no_such_module"], "no_such_module, which --import names"),
         (["--verify", "--provider", "cp"], "Did you mean 'cpp'"),
         (["--verify", "--op", "rms_norm", "--provider", "absent"], "No op has a provider 'absent'"),
+        (["--verify", "--op", "rms_norm", "--device", "tpu"], "There is no kernel to verify"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

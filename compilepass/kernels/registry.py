@@ -368,8 +368,26 @@ def _load(op: KernelOp, device_type: str) -> _Binding:
 def _kernel(op: KernelOp, candidate: Provider, key: str) -> Function:
     """What a provider's ``load`` gives, or has registered by itself; loaded once."""
     if candidate not in _loaded:
-        _loaded[candidate] = candidate.load() or _registered_kernel(op, candidate, key)
+        function = candidate.load()
+        _loaded[candidate] = (
+            _registered_kernel(op, candidate, key)
+            if function is None
+            else _on_its_device(function, candidate.device_type)
+        )
     return _loaded[candidate]
+
+
+def _on_its_device(function: Function, device_type: str) -> Function:
+    """``function`` with the device of its arguments as the current one, where Triton launches."""
+    device = getattr(getattr(torch, device_type, None), "device", None)
+    if device_type == "cpu" or device is None:
+        return function
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with device(_tensors(args, kwargs)[0].device):
+            return function(*args, **kwargs)
+
+    return run
 
 
 def _install(op: KernelOp, chain: list[tuple[Provider, Function]], key: str) -> None:

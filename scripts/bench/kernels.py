@@ -1,7 +1,9 @@
-"""Times each fused CPU kernel against its native reference, eager and compiled by Inductor.
+"""Times each fused kernel against its native reference, eager and compiled by Inductor.
 
-The three are interleaved and the minimum is kept, so that a noisy machine disturbs all alike.
-Run ``python scripts/bench/kernels.py --json out.json``; ``--quick`` for a first look.
+The three are interleaved and the minimum is kept, so that a noisy machine disturbs all alike. The
+bytes that a call must read and write, by its time, are shown as a share of what a copy reaches.
+Run ``python scripts/bench/kernels.py --json out.json``; ``--quick`` for a first look; on a GPU with
+``--device cuda``.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from compilepass import kernels
 
 HIDDEN, INTERMEDIATE, HEAD = 4096, 14336, 128
 EPS = 1e-6
+CALLS = 20  # one after the other, for a time on a GPU
+COPIED = 256 * 2**20  # bytes: more than any cache holds
 
 
 @dataclass(frozen=True)
@@ -29,15 +34,23 @@ class Measurement:
     """Microseconds a call, the best of all rounds."""
 
     op: str
+    provider: str
     dtype: str
     rows: int
     threads: int
+    megabytes: float
     kernel: float
     compiled: float
     eager: float
 
+    @property
+    def bandwidth(self) -> float:
+        """GB/s of the kernel."""
+        return self.megabytes / self.kernel * 1e3
+
 
 def arguments(op: str, rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    """On the default device."""
     x = torch.randn(rows, HIDDEN, dtype=dtype)
     weight = torch.randn(HIDDEN, dtype=dtype)
     gated = torch.randn(rows, 2 * INTERMEDIATE, dtype=dtype)
@@ -64,77 +77,125 @@ def arguments(op: str, rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
     }[op]
 
 
-def best(functions: list[Callable[..., Any]], args: tuple[Any, ...], seconds: float) -> list[float]:
+def best(
+    functions: list[Callable[..., Any]], args: tuple[Any, ...], seconds: float, device: str
+) -> list[float]:
     minima = [float("inf")] * len(functions)
+    time_of = on_gpu if device == "cuda" else on_cpu
     for function in functions:
         function(*args)
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline:
         for i, function in enumerate(functions):
-            start = time.perf_counter()
-            function(*args)
-            minima[i] = min(minima[i], time.perf_counter() - start)
+            minima[i] = min(minima[i], time_of(function, args))
     return [round(1e6 * m, 2) for m in minima]
 
 
+def on_cpu(function: Callable[..., Any], args: tuple[Any, ...]) -> float:
+    start = time.perf_counter()
+    function(*args)
+    return time.perf_counter() - start
+
+
+def on_gpu(function: Callable[..., Any], args: tuple[Any, ...]) -> float:
+    """Of several calls, as they follow one another in a model: the launch hides behind the work."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(CALLS):
+        function(*args)
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / CALLS
+
+
+def megabytes(function: Callable[..., Any], args: tuple[Any, ...]) -> float:
+    """What a call must read and write."""
+    out = function(*args)
+    values = (*args, *(out if isinstance(out, tuple) else (out,)))
+    return sum(v.numel() * v.element_size() for v in values if isinstance(v, Tensor)) / 1e6
+
+
+def copy_bandwidth(seconds: float, device: str) -> float:
+    """GB/s of a copy of a tensor that no cache holds, reads and writes."""
+    source = torch.ones(COPIED // 4)
+    target = torch.empty_like(source)
+    (taken,) = best([target.copy_], (source,), seconds, device)
+    return 2 * COPIED / taken / 1e3
+
+
 def measure(
-    rows: list[int], threads: list[int], seconds: float, only: list[str]
+    device: str, rows: list[int], threads: list[int], seconds: float, only: list[str]
 ) -> list[Measurement]:
-    ops = {op.name.partition("::")[2]: op for op in kernels.SHIPPED if op.available("cpu").ok}
-    ops = {name: op for name, op in ops.items() if not only or name in only}
     results = []
-    for name, op in ops.items():
+    for op in kernels.SHIPPED:
+        name = op.name.partition("::")[2]
+        available = op.available(device)
+        if available.provider is None or (only and name not in only):
+            continue
         compiled = torch.compile(op.native, dynamic=True)
         for dtype in (torch.bfloat16, torch.float32):
             for count in threads:
                 torch.set_num_threads(count)
                 for n in rows:
-                    times = best(
-                        [op.overload, compiled, op.native], arguments(name, n, dtype), seconds
-                    )
+                    args = arguments(name, n, dtype)
+                    size = round(megabytes(op.overload, args), 4)
+                    times = best([op.overload, compiled, op.native], args, seconds, device)
                     short = str(dtype).removeprefix("torch.")
-                    results.append(Measurement(name, short, n, count, *times))
+                    found = (name, available.provider, short, n, count, size)
+                    results.append(Measurement(*found, *times))
     return results
 
 
-def table(results: list[Measurement]) -> Table:
-    shown = Table(title=f"µs a call (H={HIDDEN}, I={INTERMEDIATE}); ratios are over the kernel")
-    for heading in (
-        "op",
-        "dtype",
-        "threads",
-        "rows",
-        "kernel",
-        "Inductor",
-        "eager",
-        "vs Inductor",
-        "vs eager",
-    ):
-        shown.add_column(heading, justify="left" if heading in ("op", "dtype") else "right")
+def table(results: list[Measurement], copy: float) -> Table:
+    shown = Table(
+        title=f"µs a call (H={HIDDEN}, I={INTERMEDIATE}); ratios are over the kernel; "
+        f"a copy reaches {copy:.0f} GB/s"
+    )
+    headings = ("op", "provider", "dtype", "threads", "rows", "kernel", "Inductor", "eager")
+    for heading in (*headings, "vs Inductor", "vs eager", "GB/s", "of copy"):
+        left = heading in ("op", "provider", "dtype")
+        shown.add_column(heading, justify="left" if left else "right")
     for m in results:
         ratios = (f"{m.compiled / m.kernel:.2f}", f"{m.eager / m.kernel:.2f}")
         times = (f"{t:.1f}" for t in (m.kernel, m.compiled, m.eager))
-        shown.add_row(m.op, m.dtype, str(m.threads), str(m.rows), *times, *ratios)
+        rates = (f"{m.bandwidth:.1f}", f"{m.bandwidth / copy:.0%}")
+        what = (m.op, m.provider, m.dtype, str(m.threads), str(m.rows))
+        shown.add_row(*what, *times, *ratios, *rates)
     return shown
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path, help="write the measurements here")
     parser.add_argument("--quick", action="store_true", help="256 rows and 1 thread only")
     parser.add_argument("--seconds", type=float, default=0.5, help="time for one line")
     parser.add_argument("--op", action="append", default=[], help="this op; may be given again")
     options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch finds no CUDA or ROCm device")
+    torch.set_default_device(options.device)
+    gpu = options.device == "cuda"
+    rows = [1, 32, 256, *([4096] if gpu else [])]
     with torch.inference_mode():
+        copy = copy_bandwidth(options.seconds, options.device)
         results = measure(
-            [256] if options.quick else [1, 32, 256],
-            [1] if options.quick else [1, 2],
+            options.device,
+            [256] if options.quick else rows,
+            [1] if options.quick or gpu else [1, 2],
             options.seconds,
             options.op,
         )
-    Console(width=120).print(table(results))
+    Console(width=150).print(table(results, copy))
     if options.json:
-        options.json.write_text(json.dumps([asdict(m) for m in results], indent=1) + "\n")
+        document = {
+            "device": torch.cuda.get_device_name() if gpu else "cpu",
+            "torch": torch.__version__,
+            "copy": copy,
+            "measurements": [{**asdict(m), "bandwidth": m.bandwidth} for m in results],
+        }
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

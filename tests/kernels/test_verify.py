@@ -163,12 +163,3 @@ def test_every_shipped_cpu_kernel_is_sound() -> None:
     assert len(providers) == len(kernels.SHIPPED)
     records = list(verify_all(providers))
     assert [r.to_dict() for r in records if not r.ok] == []
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA or ROCm device")
-@pytest.mark.parametrize("op", kernels.SHIPPED, ids=lambda op: op.name)
-def test_every_kernel_on_the_gpu_is_sound(op: kernels.KernelOp) -> None:
-    providers = [p for p in verifiable(op) if p.device_type == "cuda"]
-    records = list(verify_all(providers))
-    assert [r.to_dict() for r in records if not r.ok] == []
