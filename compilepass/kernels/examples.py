@@ -68,6 +68,18 @@ def _add_norm(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
     return _x(rows, width, dtype=dtype), *_norm(rows, width, dtype)
 
 
+def _layer_norm(has_weight: bool, has_bias: bool) -> Example:
+    def example(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
+        weight, bias = (_x(width, dtype=dtype) if has else None for has in (has_weight, has_bias))
+        return _x(rows, width, dtype=dtype), weight, bias, EPS
+
+    return example
+
+
+def _add_layer_norm(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    return _x(rows, width, dtype=dtype), *_norm(rows, width, dtype)[:2], _x(width, dtype=dtype), EPS
+
+
 def _two(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
     return _x(rows, width, dtype=dtype), _x(rows, width, dtype=dtype)
 
@@ -101,6 +113,12 @@ def _rotary(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
     return q, k, angles.cos().to(dtype), angles.sin().to(dtype)
 
 
+def _qk(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    q, k, cos, sin = _rotary(rows, width, dtype)
+    weights = (_x(2 * width, dtype=dtype) for _ in range(2))
+    return q, k, *weights, cos, sin, EPS
+
+
 def _rotation(per_pair: bool) -> Example:
     def example(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
         cos, sin = _x(2, rows, width if per_pair else 2 * width, dtype=dtype)
@@ -118,15 +136,27 @@ def _register_shipped() -> None:
     for approximate in ("none", "tanh"):
         _shipped("gelu_mul", _with(_two, approximate), approximate)
         _shipped("gelu_and_mul", _with(_halves, approximate), approximate)
+        _shipped("gelu_mul_dynamic_int8_quant", _with(_two, approximate), approximate)
+        _shipped("gelu_and_mul_dynamic_int8_quant", _with(_halves, approximate), approximate)
     for op in ("silu_mul", "silu_mul_dynamic_int8_quant"):
         _shipped(op, _two)
-    for op in ("silu_and_mul", "silu_and_mul_dynamic_int8_quant"):
+    for op in ("silu_and_mul", "silu_and_mul_dynamic_int8_quant", "mul_and_silu"):
         _shipped(op, _halves)
-    _shipped("quant_int8", _one)
+    _shipped("fatrelu_and_mul", _with(_halves, 0.25))
+    _shipped("swigluoai_and_mul", _halves)
+    _shipped("swigluoai_and_mul", _with(_halves, 1.0, 2.0), "alpha=1, limit=2")
+    for op in ("quant_int8", "gelu_new", "gelu_fast", "quick_gelu", "relu2"):
+        _shipped(op, _one)
+    for label, has_weight, has_bias in (("", 1, 1), ("no bias", 1, 0), ("plain", 0, 0)):
+        _shipped("layer_norm", _layer_norm(bool(has_weight), bool(has_bias)), label)
+    _shipped("fused_add_layer_norm", _add_layer_norm)
     _shipped("int8_linear", _linear)
     for interleaved in (False, True):
         label = "interleaved" if interleaved else "halves"
         _shipped("rotary_embedding", _with(_rotary, interleaved), label)
+        for variant in ("llama", "torch", "gemma"):
+            example = _with(_qk, interleaved, variant)
+            _shipped("qk_norm_rope", example, f"{label}, {variant}")
         for per_pair, wide in product((False, True), repeat=2):
             flags = [label, *["per pair"] * per_pair, *["wide"] * wide]
             example = _with(_rotation(per_pair), interleaved, per_pair, wide)

@@ -9,20 +9,45 @@ and runs native where there is none; disabled, it runs the same mathematics as p
     normed, total = norm(x, residual)
 """
 
-from .activations import GeluAndMul, SiluAndMul
+from .activations import (
+    FastGELU,
+    FatreluAndMul,
+    GeluAndMul,
+    MulAndSilu,
+    NewGELU,
+    QuickGELU,
+    ReLUSquaredActivation,
+    SiluAndMul,
+    SwigluOAIAndMul,
+)
 from .linear import Int8Linear
 from .mla import LatentCache, MultiHeadLatentAttention
-from .norms import RMSNorm
+from .norms import GemmaRMSNorm, LayerNorm, RMSNorm
 from .quant import QuantInt8
-from .rotary import RotaryEmbedding
+from .rotary import MRotaryEmbedding, QKNormRope, RotaryEmbedding
+from .rotary_scaling import Llama3Scaling, RotaryScaling, YarnScaling
 
 __all__ = [
+    "FastGELU",
+    "FatreluAndMul",
     "GeluAndMul",
+    "GemmaRMSNorm",
     "Int8Linear",
     "LatentCache",
+    "LayerNorm",
+    "Llama3Scaling",
+    "MRotaryEmbedding",
+    "MulAndSilu",
     "MultiHeadLatentAttention",
+    "NewGELU",
+    "QKNormRope",
     "QuantInt8",
+    "QuickGELU",
     "RMSNorm",
+    "ReLUSquaredActivation",
     "RotaryEmbedding",
+    "RotaryScaling",
     "SiluAndMul",
+    "SwigluOAIAndMul",
+    "YarnScaling",
 ]

@@ -62,7 +62,16 @@ def arguments(op: str, rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
     return {
         "rms_norm": (x, weight, EPS),
         "fused_add_rms_norm": (x, torch.randn_like(x), weight, EPS),
+        "layer_norm": (x, weight, weight, EPS),
+        "fused_add_layer_norm": (x, torch.randn_like(x), weight, weight, EPS),
         "silu_and_mul": (gated,),
+        "mul_and_silu": (gated,),
+        "fatrelu_and_mul": (gated, 0.5),
+        "swigluoai_and_mul": (gated, 1.702, 7.0),
+        "gelu_new": (gated,),
+        "gelu_fast": (gated,),
+        "quick_gelu": (gated,),
+        "relu2": (gated,),
         "gelu_and_mul": (gated, "tanh"),
         "silu_mul": gated.chunk(2, -1),
         "gelu_mul": (*gated.chunk(2, -1), "tanh"),
@@ -70,10 +79,13 @@ def arguments(op: str, rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
         "int8_linear": (*kernels.native.quant_int8(x), wq, torch.rand(HIDDEN), None, dtype),
         "rotary_embedding": (q, q[:, :8], *half, False),
         "rotate": (heads, *tables),
+        "qk_norm_rope": (q, q[:, :8], weight[:HEAD], weight[HEAD : 2 * HEAD], *half, EPS, False),
         "rms_norm_dynamic_int8_quant": (x, weight, EPS),
         "fused_add_rms_norm_dynamic_int8_quant": (x, torch.randn_like(x), weight, EPS),
         "silu_and_mul_dynamic_int8_quant": (gated,),
         "silu_mul_dynamic_int8_quant": gated.chunk(2, -1),
+        "gelu_and_mul_dynamic_int8_quant": (gated, "tanh"),
+        "gelu_mul_dynamic_int8_quant": (*gated.chunk(2, -1), "tanh"),
     }[op]
 
 

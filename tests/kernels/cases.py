@@ -22,6 +22,8 @@ FP64_ATOL = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
 TWO_ULP = {torch.float32: 4e-6, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
 # GELU's negative tail, where native loses digits to cancellation and the kernel does not.
 GELU_ATOL = 2e-5
+# A row without variance, of which native leaves the rounding of mean / deviation.
+LAYER_NORM_ATOL = 2e-3
 # the flags of ``rotate``
 ROTATIONS = ("interleaved", "per_pair", "wide")
 
@@ -37,6 +39,10 @@ class Case:
 
 def _x(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return (torch.randn(shape) * 3).to(dtype)
+
+
+def _row_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    return (_x(shape, dtype),)
 
 
 def _norm_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -73,6 +79,12 @@ def _rotate_inputs(
     return x, *tables, interleaved, per_pair, wide
 
 
+def _qk_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    q, k, cos, sin, interleaved = _rotary_inputs(shape, dtype)
+    weights = _x(q.shape[-1:], dtype), _x(k.shape[-1:], dtype)
+    return q, k, *weights, cos, sin, EPS, interleaved
+
+
 def _linear_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     def int8(*size: int) -> Tensor:
         return torch.randint(-128, 128, size, dtype=torch.int8)
@@ -94,6 +106,16 @@ def _add_norm(
     return _norm(x + residual, weight, eps, variant), x + residual
 
 
+def _layer_norm_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    return _x(shape, dtype), _x(shape[-1:], dtype), _x(shape[-1:], dtype), EPS
+
+
+def _layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    normed = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
+    return normed * (1 if weight is None else weight) + (0 if bias is None else bias)
+
+
 def _with(inputs: Callable[..., tuple[Any, ...]], *more: Any) -> Callable[..., tuple[Any, ...]]:
     return lambda shape, dtype: (*inputs(shape, dtype), *more)
 
@@ -104,6 +126,24 @@ def _silu(gate: Tensor, up: Tensor) -> Tensor:
 
 def _gelu(gate: Tensor, up: Tensor, approximate: str) -> Tensor:
     return torch.nn.functional.gelu(gate, approximate=approximate) * up
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+def _swigluoai(x: Tensor, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
+    gate, value = x.unflatten(-1, (-1, 2)).unbind(-1)
+    gate, value = gate.clamp(max=limit), value.clamp(-limit, limit)
+    return (value + 1) * gate * torch.sigmoid(alpha * gate)
+
+
+def _fatrelu(gate: Tensor, up: Tensor, threshold: float) -> Tensor:
+    return torch.where(gate > threshold, gate, 0) * up
 
 
 def _rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, _: bool) -> tuple[Tensor, ...]:
@@ -133,6 +173,21 @@ def _rotate(
     return (out,)
 
 
+def _qk_norm_rope(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    interleaved: bool,
+    variant: str = "llama",
+) -> tuple[Tensor, ...]:
+    q, k = _norm(q, q_weight, eps, variant), _norm(k, k_weight, eps, variant)
+    return _rotary(q, k, cos, sin, interleaved)
+
+
 def _linear(
     xq: Tensor, xscale: Tensor, wq: Tensor, wscale: Tensor, bias: Tensor, _: torch.dtype
 ) -> Tensor:
@@ -152,14 +207,45 @@ CASES = {
     "gelu_and_mul/tanh": Case(
         _with(_gated_inputs, "tanh"), lambda x, name: (_gelu(*x.chunk(2, -1), name),)
     ),
+    "mul_and_silu": Case(_gated_inputs, lambda x: (_silu(*reversed(x.chunk(2, -1))),)),
+    "fatrelu_and_mul": Case(
+        _with(_gated_inputs, 0.25), lambda x, by: (_fatrelu(*x.chunk(2, -1), by),)
+    ),
+    "swigluoai_and_mul": Case(_gated_inputs, lambda x: (_swigluoai(x),)),
+    "swigluoai_and_mul/limited": Case(_with(_gated_inputs, 1.0, 2.0), lambda *a: (_swigluoai(*a),)),
+    "gelu_new": Case(_row_inputs, lambda x: (_gelu_tanh(x),)),
+    "gelu_fast": Case(_row_inputs, lambda x: (_gelu_tanh(x),)),
+    "quick_gelu": Case(_row_inputs, lambda x: (_quick_gelu(x),)),
+    "relu2": Case(_row_inputs, lambda x: (x.clamp(min=0).square(),)),
+    "layer_norm": Case(_layer_norm_inputs, lambda *a: (_layer_norm(*a),)),
+    "layer_norm/plain": Case(
+        lambda shape, dtype: (_x(shape, dtype), None, None, EPS), lambda *a: (_layer_norm(*a),)
+    ),
+    "layer_norm/without bias": Case(
+        lambda shape, dtype: (_x(shape, dtype), _x(shape[-1:], dtype), None, EPS),
+        lambda *a: (_layer_norm(*a),),
+    ),
+    "fused_add_layer_norm": Case(
+        lambda shape, dtype: (_x(shape, dtype), *_layer_norm_inputs(shape, dtype)),
+        lambda x, residual, *a: (_layer_norm(x + residual, *a), x + residual),
+    ),
     "rotary_embedding": Case(_rotary_inputs, _rotary),
+    "qk_norm_rope": Case(_qk_inputs, _qk_norm_rope),
     "int8_linear": Case(_linear_inputs, lambda *a: (_linear(*a),)),
-    "quant_int8": Case(lambda shape, dtype: (_x(shape, dtype),), lambda x: (x,), quantises=True),
+    "quant_int8": Case(_row_inputs, lambda x: (x,), quantises=True),
     "rms_norm_dynamic_int8_quant": Case(_norm_inputs, lambda *a: (_norm(*a),), quantises=True),
     "fused_add_rms_norm_dynamic_int8_quant": Case(_add_norm_inputs, _add_norm, quantises=True),
     "silu_mul_dynamic_int8_quant": Case(_pair_inputs, lambda *a: (_silu(*a),), quantises=True),
     "silu_and_mul_dynamic_int8_quant": Case(
         _gated_inputs, lambda x: (_silu(*x.chunk(2, -1)),), quantises=True
+    ),
+    "gelu_mul_dynamic_int8_quant": Case(
+        _with(_pair_inputs, "none"), lambda *a: (_gelu(*a),), quantises=True
+    ),
+    "gelu_and_mul_dynamic_int8_quant": Case(
+        _with(_gated_inputs, "tanh"),
+        lambda x, name: (_gelu(*x.chunk(2, -1), name),),
+        quantises=True,
     ),
 }
 CASES |= {
@@ -172,7 +258,7 @@ CASES |= {
 CASES |= {
     f"{name}/{variant}": replace(case, inputs=_with(case.inputs, variant))
     for name, case in CASES.items()
-    if "rms_norm" in name
+    if "rms_norm" in name or name == "qk_norm_rope"
     for variant in ("torch", "gemma")
 }
 

@@ -16,12 +16,23 @@ from torch import Tensor, nn
 
 from compilepass.config import CompilationConfig, use_config
 from compilepass.layers import (
+    FastGELU,
+    FatreluAndMul,
     GeluAndMul,
+    GemmaRMSNorm,
     Int8Linear,
+    LayerNorm,
+    MRotaryEmbedding,
+    MulAndSilu,
+    NewGELU,
+    QKNormRope,
     QuantInt8,
+    QuickGELU,
+    ReLUSquaredActivation,
     RMSNorm,
     RotaryEmbedding,
     SiluAndMul,
+    SwigluOAIAndMul,
 )
 from compilepass.ops import describe
 
@@ -64,9 +75,9 @@ def test_an_op_in_bf16_computes_what_fp64_says(name: str, policy: str) -> None:
 def test_an_op_takes_any_leading_dims(case: Case, leading: tuple[int, ...]) -> None:
     args = case.inputs()
     if leading:
-        shaped = tuple(a[:1].expand(6, *a.shape[1:]).unflatten(0, leading) for a in args)
+        shaped = case.per_token(args, lambda a: a[:1].expand(6, *a.shape[1:]).unflatten(0, leading))
     else:
-        shaped = tuple(a[0] for a in args)
+        shaped = case.per_token(args, lambda a: a[0])
     op = under("all", case.build)
     for batched, rows in zip(outputs(op(*shaped)), outputs(op(*args)), strict=True):
         expected = rows[0].expand(*leading, *rows.shape[1:])
@@ -104,7 +115,7 @@ def test_an_op_compiles_as_one_graph_with_dynamic_tokens(case: Case, policy: str
     compiled = torch.compile(op, backend="aot_eager", fullgraph=True, dynamic=True)
     with torch.no_grad():
         for rows in (5, 4):
-            some = tuple(a[:rows] for a in args)
+            some = case.per_token(args, lambda a: a[:rows])  # noqa: B023
             torch.testing.assert_close(compiled(*some), op(*some))
 
 
@@ -147,6 +158,17 @@ def test_the_policy_names_each_op(name: str) -> None:
         SiluAndMul,
         GeluAndMul,
         lambda **options: RotaryEmbedding(8, 32, **options),
+        lambda **options: MRotaryEmbedding(8, 32, (1, 3), **options),
+        lambda **options: QKNormRope(8, 32, **options),
+        lambda **options: GemmaRMSNorm(16, **options),
+        lambda **options: LayerNorm(16, **options),
+        MulAndSilu,
+        FatreluAndMul,
+        SwigluOAIAndMul,
+        NewGELU,
+        FastGELU,
+        QuickGELU,
+        ReLUSquaredActivation,
         QuantInt8,
         lambda **options: Int8Linear.from_linear(nn.Linear(32, 12), **options),
     ],
@@ -161,8 +183,7 @@ WITHOUT_A_COMPILER = """
 import torch
 from compilepass.config import CompilationConfig, use_config
 from compilepass.kernels import find
-from compilepass.layers import GeluAndMul, Int8Linear, QuantInt8, RMSNorm, RotaryEmbedding
-from compilepass.layers import SiluAndMul
+from compilepass.layers import *
 
 def results():
     x, heads = torch.linspace(-3, 3, 64).view(4, 16), torch.linspace(0, 1, 32).view(4, 1, 8)
@@ -171,6 +192,8 @@ def results():
     yield SiluAndMul()(x)
     yield GeluAndMul()(x)
     yield QuantInt8()(x)
+    yield from (LayerNorm(16)(x), GemmaRMSNorm(16)(x), SwigluOAIAndMul()(x), QuickGELU()(x))
+    yield QKNormRope(8, 4)(torch.arange(4), heads, heads)
     yield Int8Linear(16, 3)(x)
     yield RotaryEmbedding(8, 4)(torch.arange(4), heads, heads)
 

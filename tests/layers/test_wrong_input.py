@@ -10,13 +10,20 @@ import torch
 
 from compilepass.errors import OpValueError
 from compilepass.layers import (
+    FatreluAndMul,
     GeluAndMul,
+    GemmaRMSNorm,
     Int8Linear,
+    LayerNorm,
+    MRotaryEmbedding,
+    MulAndSilu,
     MultiHeadLatentAttention,
+    QKNormRope,
     QuantInt8,
     RMSNorm,
     RotaryEmbedding,
     SiluAndMul,
+    SwigluOAIAndMul,
 )
 
 from .cases import under
@@ -38,6 +45,10 @@ def _rotary() -> RotaryEmbedding:
     return RotaryEmbedding(8, 32)
 
 
+def _sections() -> MRotaryEmbedding:
+    return MRotaryEmbedding(8, 32, (1, 3))
+
+
 WRONG_CALLS: dict[str, tuple[Callable[[], Any], tuple[tuple[int, ...], ...], str]] = {
     "norm of another width": (lambda: RMSNorm(16), ((3, 15),), "RMSNorm(16) got x"),
     "norm of width one": (lambda: RMSNorm(16), ((3, 1),), "[..., 16]"),
@@ -47,6 +58,27 @@ WRONG_CALLS: dict[str, tuple[Callable[[], Any], tuple[tuple[int, ...], ...], str
     "silu of one element": (SiluAndMul, ((3, 1),), "2 * I"),
     "odd gelu": (GeluAndMul, ((3, 7),), "GeluAndMul got x"),
     "gelu of a scalar": (GeluAndMul, ((),), "GeluAndMul got x"),
+    "layer norm of another width": (lambda: LayerNorm(16), ((3, 15),), "LayerNorm(16) got x"),
+    "layer norm's residual": (lambda: LayerNorm(16), ((3, 16), (16,)), "residual of the shape"),
+    "gemma norm of another width": (
+        lambda: GemmaRMSNorm(16),
+        ((3, 15),),
+        "GemmaRMSNorm(16) got x",
+    ),
+    "odd mul and silu": (MulAndSilu, ((3, 7),), "MulAndSilu got x"),
+    "odd fatrelu": (FatreluAndMul, ((3, 7),), "FatreluAndMul got x"),
+    "odd neighbours": (SwigluOAIAndMul, ((3, 7),), "SwigluOAIAndMul got x"),
+    "one position of two": (_sections, ((3,), (3, 2, 8), (3, 1, 8)), "positions [2, ...]"),
+    "positions for other tokens": (
+        _sections,
+        ((2, 4), (3, 2, 8), (3, 1, 8)),
+        "MRotaryEmbedding got q",
+    ),
+    "narrow heads to norm": (
+        lambda: QKNormRope(8, 32),
+        ((3,), (3, 2, 8), (3, 1, 6)),
+        "QKNormRope got k",
+    ),
     "rows of nothing": (QuantInt8, ((3, 0),), "H > 0"),
     "scalar to quantise": (QuantInt8, ((),), "QuantInt8 got x"),
     "linear of another width": (lambda: Int8Linear(8, 4), ((3, 4),), "Int8Linear(8, 4) got x"),
@@ -77,6 +109,23 @@ def test_a_rotary_dim_that_is_not_pairs_of_the_head_is_refused(rotary_dim: int) 
 def test_an_unknown_gelu_is_refused_with_the_nearest() -> None:
     with pytest.raises(OpValueError, match="Did you mean 'tanh'"):
         GeluAndMul("tahn")
+
+
+def test_sections_that_are_not_the_pairs_of_a_head_are_refused() -> None:
+    for sections in ((1, 2), (4, 0), (5, -1)):
+        with pytest.raises(OpValueError, match="4 in total"):
+            MRotaryEmbedding(8, 32, sections)
+
+
+def test_an_unknown_variant_is_refused_with_the_nearest() -> None:
+    with pytest.raises(OpValueError, match="Did you mean 'gemma'"):
+        QKNormRope(8, 32, variant="gema")
+
+
+@pytest.mark.parametrize("limit", [-1.0, float("nan")])
+def test_a_limit_that_leaves_nothing_is_refused(limit: float) -> None:
+    with pytest.raises(OpValueError, match="at least 0"):
+        SwigluOAIAndMul(limit=limit)
 
 
 def test_an_unknown_option_is_refused() -> None:

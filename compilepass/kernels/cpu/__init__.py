@@ -16,7 +16,7 @@ from ..registry import KernelOp, kernel_ops, provider
 __all__ = ["register"]
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
-WIDEST_EXACT = 65536  # as in kernels.cpp
+WIDEST_EXACT = 65536  # as in linear.cpp
 
 
 def register() -> None:
@@ -34,7 +34,7 @@ def register() -> None:
 
 
 def _supports_rows(*args: Any) -> str | None:
-    """What ``takes`` in kernels.cpp decides for a call, but for gradients."""
+    """What ``takes`` in op.h decides for a call, but for gradients."""
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     dtypes = {t.dtype for t in tensors}
     if len(dtypes) > 1:
@@ -52,6 +52,22 @@ def _supports_rotary_embedding(
     if not {cos.dtype, sin.dtype} <= DTYPES:
         return f"cos and sin must be float32, bfloat16 or float16, not {cos.dtype}"
     return _supports_rows(q, k)
+
+
+def _supports_qk_norm_rope(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    interleaved: bool,
+    variant: str = "llama",
+) -> str | None:
+    return _supports_rows(q, k, q_weight, k_weight) or _supports_rotary_embedding(
+        q, k, cos, sin, interleaved
+    )
 
 
 def _supports_int8_linear(
@@ -73,14 +89,25 @@ def _supports_int8_linear(
     return None
 
 
-# What compilepass_register in kernels.cpp knows, and which calls each takes.
+# What compilepass_register in kernels.cpp finds, and which calls each takes.
 CPP_OPS: dict[str, Callable[..., str | None]] = {
+    "fatrelu_and_mul": _supports_rows,
+    "fused_add_layer_norm": _supports_rows,
     "fused_add_rms_norm": _supports_rows,
     "fused_add_rms_norm_dynamic_int8_quant": _supports_rows,
     "gelu_and_mul": _supports_rows,
+    "gelu_and_mul_dynamic_int8_quant": _supports_rows,
+    "gelu_fast": _supports_rows,
     "gelu_mul": _supports_rows,
+    "gelu_mul_dynamic_int8_quant": _supports_rows,
+    "gelu_new": _supports_rows,
     "int8_linear": _supports_int8_linear,
+    "layer_norm": _supports_rows,
+    "mul_and_silu": _supports_rows,
+    "qk_norm_rope": _supports_qk_norm_rope,
     "quant_int8": _supports_rows,
+    "quick_gelu": _supports_rows,
+    "relu2": _supports_rows,
     "rms_norm": _supports_rows,
     "rms_norm_dynamic_int8_quant": _supports_rows,
     "rotary_embedding": _supports_rotary_embedding,
@@ -89,6 +116,7 @@ CPP_OPS: dict[str, Callable[..., str | None]] = {
     "silu_and_mul_dynamic_int8_quant": _supports_rows,
     "silu_mul": _supports_rows,
     "silu_mul_dynamic_int8_quant": _supports_rows,
+    "swigluoai_and_mul": _supports_rows,
 }
 
 

@@ -134,7 +134,7 @@ struct Int8Linear {
 };
 
 template <class T>
-void int8_linear(const Int8Linear& a, T* out) {
+void multiply(const Int8Linear& a, T* out) {
   const int64_t padded = (a.width + Dot::kStep - 1) / Dot::kStep * Dot::kStep;
   const std::unique_ptr<Dot::X[]> x(new Dot::X[a.rows * padded]);
   for (int64_t r = 0; r < a.rows; ++r) {

@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "rows.h"
+#include "norms.h"
 
 namespace compilepass {
 
@@ -56,10 +56,13 @@ struct Rotation {
   int64_t turned;  // elements of a row that are rotated, the first ones
 };
 
-template <class T, bool Wide>
-COMPILEPASS_INLINE Vec product(Vec a, Vec b) {
-  const Vec exact = a * b;
-  return Wide || std::is_same_v<T, float> ? rounded_product(exact) : Storage<T>::round(exact);
+template <class T, bool Wide, class V>
+COMPILEPASS_INLINE V product(V a, V b) {
+  if constexpr (Wide || std::is_same_v<T, float>) {
+    return each([](Vec v) { return rounded_product(v); }, a * b);
+  } else {
+    return Storage<T>::round(a * b);
+  }
 }
 
 template <class T, bool Interleaved, bool PerPair, bool Wide>
@@ -82,11 +85,11 @@ COMPILEPASS_INLINE void rotate_row(const T* x, const T* cos, const T* sin, T* ou
     });
   } else {
     const int64_t half = turned / 2, second = PerPair ? 0 : half;
-    for_each_vec(half, [&](int64_t i, auto part) {
-      const Vec a = load(x + i, part), b = load(x + half + i, part);
-      const Vec cos_a = load(cos + i, part), sin_a = load(sin + i, part);
-      const Vec cos_b = PerPair ? cos_a : load(cos + second + i, part);
-      const Vec sin_b = PerPair ? sin_a : load(sin + second + i, part);
+    for_each_two(half, [&](int64_t i, auto part) {
+      const auto a = load(x + i, part), b = load(x + half + i, part);
+      const auto cos_a = load(cos + i, part), sin_a = load(sin + i, part);
+      const auto cos_b = PerPair ? cos_a : load(cos + second + i, part);
+      const auto sin_b = PerPair ? sin_a : load(sin + second + i, part);
       store(out + i, product<T, Wide>(a, cos_a) - product<T, Wide>(b, sin_a), part);
       store(out + half + i, product<T, Wide>(b, cos_b) + product<T, Wide>(a, sin_b), part);
     });
@@ -109,19 +112,41 @@ void rotate_rows(const Rotation<T>& r, const Lead& lead, int64_t rows) {
   });
 }
 
+template <class Body>
+void choose(bool flag, const Body& body) {
+  flag ? body(std::true_type{}) : body(std::false_type{});
+}
+
 template <class T>
 void rotate_rows(
     const Rotation<T>& r, const Lead& lead, int64_t rows, bool interleaved, bool per_pair,
     bool wide) {
-  const auto choose = [](bool flag, const auto& body) {
-    flag ? body(std::true_type{}) : body(std::false_type{});
-  };
   choose(interleaved, [&]<class Interleaved>(Interleaved) {
     choose(per_pair, [&]<class PerPair>(PerPair) {
       choose(wide, [&]<class IsWide>(IsWide) {
         rotate_rows<Interleaved::value, PerPair::value, IsWide::value>(r, lead, rows);
       });
     });
+  });
+}
+
+// Rows normed, then rotated in their place among the results. Tables have a value a pair.
+template <bool Interleaved, class T, class Apply>
+void norm_rotate_rows(
+    const Rotation<T>& r, const Weight<T, Apply>& weight, float eps, const Lead& lead,
+    int64_t rows) {
+  parallel_rows(rows, r.width, [&](int64_t begin, int64_t end) {
+    Walk walk(lead, begin);
+    for (int64_t row = begin; row < end; ++row, walk.next()) {
+      const T* x = r.x + walk.at[0];
+      T* out = r.out + row * r.width;
+      const auto normed = normed_row(x, weight, eps, r.width, [x](int64_t i, auto part) {
+        return load(x + i, part);
+      });
+      for_each_two(r.width, [&](int64_t i, auto part) { store(out + i, normed(i, part), part); });
+      rotate_row<T, Interleaved, true, false>(
+          out, r.cos + walk.at[1], r.sin + walk.at[2], out, r.turned);
+    }
   });
 }
 

@@ -1,12 +1,11 @@
 // Row-wise fused kernels: a source that computes a row, and what is done with it.
 //
-// A source has `row(r)`, which returns a function (offset, part) -> Vec that computes the row's
-// values before their rounding to T. `write_rows` stores them; `quantise_rows` rounds them to T, as
+// A source has `row(r)`, which returns a function (offset, part) -> Vec (or Two, for a part that is
+// Twice) that computes the row's values before their rounding to T. `write_rows` stores them; `quantise_rows` rounds them to T, as
 // the unfused operation would, and quantises what that gives, with one scale a row.
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 
 #include <torch/csrc/stable/ops.h>
@@ -34,76 +33,6 @@ struct Rows {
   }
 };
 
-// How a normed value and its weight make a result: the value rounded to T first, as in Llama, or
-// only the result, with the weight around `offset`.
-template <class T>
-struct RoundedFirst {
-  COMPILEPASS_INLINE Vec operator()(Vec normed, Vec weight) const {
-    return weight * Storage<T>::round(normed);
-  }
-};
-struct RoundedLast {
-  float offset;
-  COMPILEPASS_INLINE Vec operator()(Vec normed, Vec weight) const {
-    return normed * (weight + offset);
-  }
-};
-
-// The weight and what is done with it.
-template <class T, class Apply>
-struct Weight {
-  const T* values;
-  Apply apply;
-};
-
-// apply(value / rms, weight), where `first` yields the row's values on the first of two passes and
-// `values` is where the second finds them.
-template <class T, class Apply, class First>
-COMPILEPASS_INLINE auto normed_row(
-    const T* values, const Weight<T, Apply>& weight, float eps, int64_t width, First first) {
-  Vec squares{};
-  for_each_vec(width, [&](int64_t i, auto part) {
-    const Vec v = first(i, part);
-    squares += v * v;
-  });
-  const float scale = 1.0f / std::sqrt(sum(squares) / static_cast<float>(width) + eps);
-  return [=](int64_t i, auto part) {
-    return weight.apply(load(values + i, part) * scale, load(weight.values + i, part));
-  };
-}
-
-template <class T, class Apply>
-struct Norm {
-  const T* x;
-  Weight<T, Apply> weight;
-  float eps;
-  int64_t width;
-  auto row(int64_t r) const {
-    const T* from = x + r * width;
-    return normed_row(from, weight, eps, width, [from](int64_t i, auto part) {
-      return load(from + i, part);
-    });
-  }
-};
-
-template <class T, class Apply>
-struct AddNorm {
-  const T* x;
-  const T* residual;
-  T* total;
-  Weight<T, Apply> weight;
-  float eps;
-  int64_t width;
-  auto row(int64_t r) const {
-    const int64_t at = r * width;
-    const T* sums = total + at;
-    return normed_row(sums, weight, eps, width, [this, at](int64_t i, auto part) {
-      const Vec v = load(x + at + i, part) + load(residual + at + i, part);
-      return store(total + at + i, v, part);
-    });
-  }
-};
-
 // Where rows start, and how many elements lie between two starts.
 template <class T>
 struct Spaced {
@@ -112,16 +41,26 @@ struct Spaced {
   const T* row(int64_t r) const { return start + r * stride; }
 };
 
-// Gate(gate) * up.
-template <class T, class Gate>
-struct Gated {
-  Spaced<T> gate, up;
-  auto row(int64_t r) const {
-    return [gate = gate.row(r), up = up.row(r)](int64_t i, auto part) {
-      return Storage<T>::round(Gate{}(load(gate + i, part))) * load(up + i, part);
-    };
+// function(x, T{}), element by element.
+template <class T, class Function>
+void map(const T* x, T* out, int64_t count, Function function) {
+  torch::stable::parallel_for(0, count, kElementsPerThread, [&](int64_t begin, int64_t end) {
+    for_each_two(end - begin, [&](int64_t i, auto part) {
+      const auto value = [&](Vec v) { return function(v, T{}); };
+      store(out + begin + i, each(value, load(x + begin + i, part)), part);
+    });
+  });
+}
+
+// The steps along a row of a source: of two vectors, unless it says kOneByOne.
+template <class Source, class Body>
+COMPILEPASS_INLINE void for_each_step(int64_t width, Body body) {
+  if constexpr (requires { Source::kOneByOne; }) {
+    for_each_vec(width, body);
+  } else {
+    for_each_two(width, body);
   }
-};
+}
 
 template <class T, class Source>
 void write_rows(const Source& source, T* out, int64_t rows, int64_t width) {
@@ -129,7 +68,8 @@ void write_rows(const Source& source, T* out, int64_t rows, int64_t width) {
     for (int64_t r = begin; r < end; ++r) {
       const auto value = source.row(r);
       T* to = out + r * width;
-      for_each_vec(width, [&](int64_t i, auto part) { store(to + i, value(i, part), part); });
+      for_each_step<Source>(
+          width, [&](int64_t i, auto part) { store(to + i, value(i, part), part); });
     }
   });
 }
@@ -141,15 +81,17 @@ void quantise_rows(const Source& source, int8_t* q, float* scales, int64_t rows,
     for (int64_t r = begin; r < end; ++r) {
       const auto value = source.row(r);
       AbsMax largest;
-      for_each_vec(width, [&](int64_t i, auto part) {
+      for_each_step<Source>(width, [&](int64_t i, auto part) {
         largest.add(store(rounded.get() + i, value(i, part), part));
       });
       const float limit = largest.value();
       const float scale = (limit < 1e-5f ? 1e-5f : limit) / 127.0f;
+      const float inverse = 1.0f / scale;
       scales[r] = scale;
       int8_t* to = q + r * width;
-      for_each_vec(width, [&](int64_t i, auto part) {
-        store_int8(to + i, load(rounded.get() + i, part) / scale, part);
+      for_each_two(width, [&](int64_t i, auto part) {
+        const auto quotient = [&](Vec v) { return divided(v, scale, inverse); };
+        store_int8<T>(to + i, each(quotient, load(rounded.get() + i, part)), part);
       });
     }
   });

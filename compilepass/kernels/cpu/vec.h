@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include <torch/headeronly/util/Half.h>
 
@@ -113,8 +114,34 @@ COMPILEPASS_INLINE HalfVec low_halves(BitVec v) { return __builtin_convertvector
 COMPILEPASS_INLINE ByteVec low_bytes(IntVec v) { return __builtin_convertvector(v, ByteVec); }
 #endif
 
+// Two vectors' worth of adjacent elements, in the order that suits their storage type: what is done
+// element by element costs less so. (bfloat16 has the even ones first, which are half a float each.)
+struct Two {
+  Vec a, b;
+};
+COMPILEPASS_INLINE Two operator+(Two x, Two y) { return {x.a + y.a, x.b + y.b}; }
+COMPILEPASS_INLINE Two operator-(Two x, Two y) { return {x.a - y.a, x.b - y.b}; }
+COMPILEPASS_INLINE Two operator*(Two x, Two y) { return {x.a * y.a, x.b * y.b}; }
+COMPILEPASS_INLINE Two operator+(Two x, float y) { return {x.a + y, x.b + y}; }
+COMPILEPASS_INLINE Two operator-(Two x, float y) { return {x.a - y, x.b - y}; }
+COMPILEPASS_INLINE Two operator*(Two x, float y) { return {x.a * y, x.b * y}; }
+
+// function(vector, …), for each vector of its arguments.
+template <class Function, class... More>
+COMPILEPASS_INLINE Vec each(Function function, Vec v, More... more) {
+  return function(v, more...);
+}
+template <class Function, class... More>
+COMPILEPASS_INLINE Two each(Function function, Two v, More... more) {
+  return {function(v.a, more.a...), function(v.b, more.b...)};
+}
+
+// All elements added up into one vector.
+COMPILEPASS_INLINE Vec folded(Vec v) { return v; }
+COMPILEPASS_INLINE Vec folded(Two v) { return v.a + v.b; }
+
 // A storage type in a register (Raw): `widen` to fp32, `round` to the nearest value that the type
-// has, and `pack` what `round` would give.
+// has, and `pack` what `round` would give; the same for two of them (Raws).
 template <class T>
 struct Storage;
 
@@ -124,6 +151,11 @@ struct Storage<float> {
   static COMPILEPASS_INLINE Vec widen(Raw raw) { return raw; }
   static COMPILEPASS_INLINE Vec round(Vec v) { return v; }
   static COMPILEPASS_INLINE Raw pack(Vec v) { return v; }
+
+  using Raws = Two;
+  static COMPILEPASS_INLINE Two widen(Raws raws) { return raws; }
+  static COMPILEPASS_INLINE Two round(Two v) { return v; }
+  static COMPILEPASS_INLINE Raws pack(Two v) { return v; }
 };
 
 template <>
@@ -142,6 +174,26 @@ struct Storage<BFloat16> {
     const BitVec bits = bit_cast<BitVec>(v);
     return bit_cast<Vec>((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u);
   }
+#endif
+
+  using Raws = BitVec;  // the even elements in lower halves, the odd ones in upper halves
+  static COMPILEPASS_INLINE Two widen(Raws raws) {
+    return {bit_cast<Vec>(raws << 16), bit_cast<Vec>(raws & 0xffff0000u)};
+  }
+#if defined(__AVX512BF16__) && defined(__AVX512F__)
+  static COMPILEPASS_INLINE Raws pack(Two v) {
+    const __m512i in_turn = _mm512_set_epi16(
+        31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
+        19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512bh halves = _mm512_cvtne2ps_pbh((__m512)v.b, (__m512)v.a);
+    return (BitVec)_mm512_permutexvar_epi16(in_turn, (__m512i)halves);
+  }
+  static COMPILEPASS_INLINE Two round(Two v) { return widen(pack(v)); }
+#else
+  static COMPILEPASS_INLINE Raws pack(Two v) {
+    return (bit_cast<BitVec>(round(v.a)) >> 16) | bit_cast<BitVec>(round(v.b));
+  }
+  static COMPILEPASS_INLINE Two round(Two v) { return {round(v.a), round(v.b)}; }
 #endif
 };
 
@@ -171,12 +223,23 @@ struct Storage<Float16> {
   }
 #endif
   static COMPILEPASS_INLINE Vec round(Vec v) { return widen(pack(v)); }
+
+  struct Raws {
+    Raw a, b;
+  };
+  static COMPILEPASS_INLINE Two widen(Raws raws) { return {widen(raws.a), widen(raws.b)}; }
+  static COMPILEPASS_INLINE Raws pack(Two v) { return {pack(v.a), pack(v.b)}; }
+  static COMPILEPASS_INLINE Two round(Two v) { return widen(pack(v)); }
 };
 
 // v with every NaN replaced by the common one.
 COMPILEPASS_INLINE Vec plain_nan(Vec v) { return v == v ? v : splat(__builtin_nanf("")); }
 
-// How much of a vector a step covers: all of it, the lower half, or the end of a row. Lanes past the end read as 0.
+// How much a step covers: two vectors, all of one, its lower half, or the end of a row. Lanes past
+// the end read as 0.
+struct Twice {
+  static constexpr int64_t count = 2 * kLanes;
+};
 struct Whole {
   static constexpr int64_t count = kLanes;
 };
@@ -190,11 +253,60 @@ struct Lower {
 COMPILEPASS_INLINE Lower half_of(Whole) { return {}; }
 COMPILEPASS_INLINE Rest half_of(Rest part) { return {part.count / 2}; }
 
+// v with lanes past the end as 0.
+COMPILEPASS_INLINE Two within(Two v, Twice) { return v; }
+COMPILEPASS_INLINE Vec within(Vec v, Whole) { return v; }
+COMPILEPASS_INLINE Vec within(Vec v, Rest part) {
+  IntVec lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  return lane < static_cast<int32_t>(part.count) ? v : Vec{};
+}
+
 template <class T, class Part>
 COMPILEPASS_INLINE Vec load(const T* from, Part part) {
   typename Storage<T>::Raw raw{};
   std::memcpy(&raw, from, part.count * sizeof(T));
   return Storage<T>::widen(raw);
+}
+
+template <class T>
+COMPILEPASS_INLINE Two load(const T* from, Twice) {
+  typename Storage<T>::Raws raws;
+  std::memcpy(&raws, from, sizeof(raws));
+  return Storage<T>::widen(raws);
+}
+
+// Neighbours taken apart: the elements at even and at odd places of twice as many as a part covers.
+struct Pairs {
+  Vec first, second;
+};
+template <class T, class Part>
+COMPILEPASS_INLINE Pairs load_pairs(const T* from, Part part) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    struct {
+      Vec lower, upper;
+    } raw{};
+    std::memcpy(&raw, from, part.count * 2 * sizeof(T));
+#if defined(__AVX512F__)
+    return {
+        __builtin_shufflevector(
+            raw.lower, raw.upper, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
+        __builtin_shufflevector(
+            raw.lower, raw.upper, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)};
+#else
+    return {
+        __builtin_shufflevector(raw.lower, raw.upper, 0, 2, 4, 6, 8, 10, 12, 14),
+        __builtin_shufflevector(raw.lower, raw.upper, 1, 3, 5, 7, 9, 11, 13, 15)};
+#endif
+  } else {
+    BitVec raw{};
+    std::memcpy(&raw, from, part.count * 2 * sizeof(T));
+    if constexpr (std::is_same_v<T, BFloat16>) {  // the upper half of a float
+      return {bit_cast<Vec>(raw << 16), bit_cast<Vec>(raw & 0xffff0000u)};
+    } else {
+      return {Storage<T>::widen(low_halves(raw)), Storage<T>::widen(low_halves(raw >> 16))};
+    }
+  }
 }
 
 // Stores v rounded to T, and returns what was stored.
@@ -205,10 +317,26 @@ COMPILEPASS_INLINE Vec store(T* to, Vec v, Part part) {
   return Storage<T>::round(v);
 }
 
+template <class T>
+COMPILEPASS_INLINE Two store(T* to, Two v, Twice) {
+  const typename Storage<T>::Raws raws = Storage<T>::pack(v);
+  std::memcpy(to, &raws, sizeof(raws));
+  return Storage<T>::widen(raws);
+}
+
 // Calls body(offset, Whole or Rest) along a row of n elements.
 template <class Body>
 COMPILEPASS_INLINE void for_each_vec(int64_t n, Body body) {
   int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) body(i, Whole{});
+  if (i < n) body(i, Rest{n - i});
+}
+
+// The same with two vectors a step: body(offset, Twice, Whole or Rest).
+template <class Body>
+COMPILEPASS_INLINE void for_each_two(int64_t n, Body body) {
+  int64_t i = 0;
+  for (; i + Twice::count <= n; i += Twice::count) body(i, Twice{});
   for (; i + kLanes <= n; i += kLanes) body(i, Whole{});
   if (i < n) body(i, Rest{n - i});
 }
@@ -252,6 +380,10 @@ struct AbsMax {
     IntVec magnitude = bit_cast<IntVec>(v) & 0x7fffffff;
     bits = magnitude > bits ? magnitude : bits;
   }
+  COMPILEPASS_INLINE void add(Two v) {
+    add(v.a);
+    add(v.b);
+  }
   COMPILEPASS_INLINE float value() const {
     int32_t largest = 0;
     for (int64_t i = 0; i < kLanes; ++i) largest = bits[i] > largest ? bits[i] : largest;
@@ -259,11 +391,38 @@ struct AbsMax {
   }
 };
 
+// v / by, with `inverse` = 1 / by, for a quotient that neither overflows nor is tiny: rounded as a
+// division is, since the second step makes good what the first one lost (Markstein).
+COMPILEPASS_INLINE Vec divided(Vec v, float by, float inverse) {
+#if defined(__AVX512F__)
+  const __m512 quotient = (__m512)(v * inverse);
+  const __m512 rest = _mm512_fnmadd_ps(quotient, _mm512_set1_ps(by), (__m512)v);
+  return (Vec)_mm512_fmadd_ps(rest, _mm512_set1_ps(inverse), quotient);
+#elif defined(__FMA__)
+  const __m256 quotient = (__m256)(v * inverse);
+  const __m256 rest = _mm256_fnmadd_ps(quotient, _mm256_set1_ps(by), (__m256)v);
+  return (Vec)_mm256_fmadd_ps(rest, _mm256_set1_ps(inverse), quotient);
+#else
+  return v / by;
+#endif
+}
+
 // round(v) as int8, for |v| < 128. NaN gives some int8, as the cast in PyTorch does.
-template <class Part>
+template <class T, class Part>
 COMPILEPASS_INLINE void store_int8(int8_t* to, Vec v, Part part) {
-  ByteVec raw = low_bytes(bit_cast<IntVec>(v + kRounder));
+  const ByteVec raw = low_bytes(bit_cast<IntVec>(v + kRounder));
   std::memcpy(to, &raw, part.count);
+}
+template <class T>
+COMPILEPASS_INLINE void store_int8(int8_t* to, Two v, Twice) {
+  const BitVec a = bit_cast<BitVec>(v.a + kRounder), b = bit_cast<BitVec>(v.b + kRounder);
+  if constexpr (std::is_same_v<T, BFloat16>) {  // in turn
+    const HalfVec raw = low_halves((a & 0xffu) | (b << 8));
+    std::memcpy(to, &raw, sizeof(raw));
+  } else {
+    store_int8<T>(to, v.a, Whole{});
+    store_int8<T>(to + kLanes, v.b, Whole{});
+  }
 }
 
 }  // namespace compilepass

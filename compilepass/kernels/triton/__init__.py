@@ -80,19 +80,53 @@ def _takes_rotary_embedding(
     return _takes(q, k)
 
 
+def _takes_qk_norm_rope(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *_: Any,
+) -> str | None:
+    return _takes_rotary_embedding(q, k, cos, sin, False) or _takes(q, k, q_weight, k_weight)
+
+
 #: The module of each kernel, and which calls it takes.
 TRITON_OPS: dict[str, tuple[str, Callable[..., str | None]]] = {
-    "fused_add_rms_norm": ("norms", _takes),
-    "fused_add_rms_norm_dynamic_int8_quant": ("norms", _takes),
-    "gelu_and_mul": ("gated", _takes),
-    "gelu_mul": ("gated", _takes),
-    "quant_int8": ("quantise", _takes),
-    "rms_norm": ("norms", _takes),
-    "rms_norm_dynamic_int8_quant": ("norms", _takes),
-    "rotary_embedding": ("rotary", _takes_rotary_embedding),
+    **dict.fromkeys(
+        (
+            "fatrelu_and_mul",
+            "gelu_and_mul",
+            "gelu_and_mul_dynamic_int8_quant",
+            "gelu_fast",
+            "gelu_mul",
+            "gelu_mul_dynamic_int8_quant",
+            "gelu_new",
+            "mul_and_silu",
+            "quick_gelu",
+            "relu2",
+            "silu_and_mul",
+            "silu_and_mul_dynamic_int8_quant",
+            "silu_mul",
+            "silu_mul_dynamic_int8_quant",
+            "swigluoai_and_mul",
+        ),
+        ("activations", _takes),
+    ),
+    **dict.fromkeys(
+        (
+            "fused_add_layer_norm",
+            "fused_add_rms_norm",
+            "fused_add_rms_norm_dynamic_int8_quant",
+            "layer_norm",
+            "rms_norm",
+            "rms_norm_dynamic_int8_quant",
+        ),
+        ("norms", _takes),
+    ),
+    "quant_int8": ("quantisation", _takes),
     "rotate": ("rotary", _takes),
-    "silu_and_mul": ("gated", _takes),
-    "silu_and_mul_dynamic_int8_quant": ("gated", _takes),
-    "silu_mul": ("gated", _takes),
-    "silu_mul_dynamic_int8_quant": ("gated", _takes),
+    "rotary_embedding": ("rotary", _takes_rotary_embedding),
+    "qk_norm_rope": ("rotary", _takes_qk_norm_rope),
 }

@@ -1,4 +1,4 @@
-"""RMSNorm on Triton: alone, after a residual add, and either with dynamic int8 quantisation."""
+"""RMSNorm and layer norm on Triton, alone and after a residual add; RMSNorm with int8 as well."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from .rows import (
     scale_of,
     spaced,
     tuned,
+    weighted,
 )
 
 __all__ = [
+    "fused_add_layer_norm",
     "fused_add_rms_norm",
     "fused_add_rms_norm_dynamic_int8_quant",
+    "layer_norm",
     "rms_norm",
     "rms_norm_dynamic_int8_quant",
 ]
@@ -38,14 +41,8 @@ def _summed(x, residual, at, mask, ADDS: tl.constexpr):
 
 @triton.jit
 def _normed(value, scale, weight, at, mask, VARIANT: tl.constexpr):
-    """The result, rounded to the dtype of ``weight`` as an fp32 value."""
     factor = tl.load(weight + at, mask, 0.0).to(tl.float32)
-    normed = value * scale
-    if VARIANT == "llama":
-        normed = rounded(normed, weight.dtype.element_ty)
-    elif VARIANT == "gemma":
-        factor += 1.0
-    return rounded(normed * factor, weight.dtype.element_ty)
+    return weighted(value * scale, factor, weight.dtype.element_ty, VARIANT)
 
 
 @triton.jit
@@ -118,7 +115,82 @@ def _norm_rows(
                 tl.store(out + at, normed.to(out.dtype.element_ty), at < WIDTH)
 
 
+@triton.jit
+def _scaled(value, weight, bias, at, mask, WEIGHTED: tl.constexpr, BIASED: tl.constexpr):
+    if WEIGHTED:
+        value *= tl.load(weight + at, mask, 0.0).to(tl.float32)
+    if BIASED:
+        value += tl.load(bias + at, mask, 0.0).to(tl.float32)
+    return value
+
+
+@triton.jit
+def _layer_norm_rows(
+    x,
+    residual,
+    weight,
+    bias,
+    out,
+    total,
+    x_stride,
+    residual_stride,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADDS: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    BIASED: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    x += row * x_stride
+    residual += row * residual_stride
+    total += row * WIDTH
+    out += row * WIDTH
+    dtype: tl.constexpr = out.dtype.element_ty
+    offsets = tl.arange(0, BLOCK)
+    epsilon = tl.cast(eps, tl.float32)
+    share: tl.constexpr = 1.0 / WIDTH  # of shares, since a sum of large values could overflow
+    if WIDTH <= BLOCK:
+        mask = offsets < WIDTH
+        value = _summed(x, residual, offsets, mask, ADDS)
+        if ADDS:
+            tl.store(total + offsets, value.to(dtype), mask)
+        near = tl.sum(value * share, 0)  # the mean but for rounding
+        value = tl.where(mask, value - near, 0.0)
+        value = tl.where(mask, value - tl.sum(value, 0) * share, 0.0)
+        normed = value * tl.rsqrt(tl.sum(value * value, 0) * share + epsilon)
+        value = _scaled(normed, weight, bias, offsets, mask, WEIGHTED, BIASED)
+        tl.store(out + offsets, value.to(dtype), mask)
+    else:
+        shares = tl.zeros((BLOCK,), tl.float32)
+        for start in range(0, WIDTH, BLOCK):
+            at = start + offsets
+            value = _summed(x, residual, at, at < WIDTH, ADDS)
+            if ADDS:
+                tl.store(total + at, value.to(dtype), at < WIDTH)
+            shares += value * share
+        near = tl.sum(shares, 0)
+        rests = tl.zeros((BLOCK,), tl.float32)
+        squares = tl.zeros((BLOCK,), tl.float32)
+        for start in range(0, WIDTH, BLOCK):
+            at = start + offsets
+            value = _summed(x, residual, at, at < WIDTH, ADDS)
+            value = tl.where(at < WIDTH, value - near, 0.0)
+            rests += value
+            squares += value * value
+        rest = tl.sum(rests, 0) * share
+        variance = tl.sum(squares, 0) * share - rest * rest
+        scale = tl.rsqrt(tl.where(variance < 0.0, 0.0, variance) + epsilon)
+        for start in range(0, WIDTH, BLOCK):
+            at = start + offsets
+            value = _summed(x, residual, at, at < WIDTH, ADDS)
+            normed = ((value - near) - rest) * scale
+            value = _scaled(normed, weight, bias, at, at < WIDTH, WEIGHTED, BIASED)
+            tl.store(out + at, value.to(dtype), at < WIDTH)
+
+
 _NORM_ROWS = tuned(_norm_rows, ["WIDTH", "VARIANT", "ADDS", "QUANTISES"])
+_LAYER_NORM_ROWS = tuned(_layer_norm_rows, ["WIDTH", "ADDS", "WEIGHTED", "BIASED"])
 
 
 def _run(
@@ -188,3 +260,50 @@ def fused_add_rms_norm_dynamic_int8_quant(
     )
     _run(x, residual, weight, eps, variant, q, scale, total)
     return q, scale, total
+
+
+def _run_layer_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    out: Tensor,
+    total: Tensor | None,
+) -> None:
+    width = x.shape[-1]
+    rows = spaced(x)
+    others = rows if residual is None else spaced(residual)
+    block = block_of(width)
+    by_rows(_LAYER_NORM_ROWS, block, x.numel() // width)(
+        rows.tensor,
+        others.tensor,
+        out if weight is None else weight.contiguous(),
+        out if bias is None else bias.contiguous(),
+        out,
+        out if total is None else total,
+        rows.stride,
+        others.stride,
+        eps,
+        WIDTH=width,
+        BLOCK=block,
+        ADDS=residual is not None,
+        WEIGHTED=weight is not None,
+        BIASED=bias is not None,
+    )
+
+
+@triton_op("compilepass_triton::layer_norm", mutates_args=())
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    out: Tensor = outputs("layer_norm", x, weight, bias, eps)
+    _run_layer_norm(x, None, weight, bias, eps, out, None)
+    return out
+
+
+@triton_op("compilepass_triton::fused_add_layer_norm", mutates_args=())
+def fused_add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    out, total = outputs("fused_add_layer_norm", x, residual, weight, bias, eps)
+    _run_layer_norm(x, residual, weight, bias, eps, out, total)
+    return out, total

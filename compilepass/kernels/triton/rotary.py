@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from .rows import one_if_interpreted, outputs, rounded
+from .rows import one_if_interpreted, outputs, rounded, weighted
 
-__all__ = ["rotary_embedding", "rotate"]
+__all__ = ["qk_norm_rope", "rotary_embedding", "rotate"]
 
 DIMS = 3  # leading dimensions that the kernel counts along
 
@@ -35,11 +35,18 @@ def _table(pointer, at, mask, dtype: tl.constexpr):
 
 
 @triton.jit
+def _normed(value, scale, weight, mask, dtype: tl.constexpr, VARIANT: tl.constexpr):
+    return weighted(value * scale, tl.load(weight, mask, 0.0).to(tl.float32), dtype, VARIANT)
+
+
+@triton.jit
 def _rotate_rows(
     x,
+    weight,
     cos,
     sin,
     out,
+    eps,
     rows,
     size1,
     size2,
@@ -59,6 +66,7 @@ def _rotate_rows(
     INTERLEAVED: tl.constexpr,
     PER_PAIR: tl.constexpr,
     WIDE: tl.constexpr,
+    VARIANT: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     dtype: tl.constexpr = x.dtype.element_ty
@@ -83,6 +91,22 @@ def _rotate_rows(
         second = pair + half
     a = tl.load(x + first, mask, 0.0).to(tl.float32)
     b = tl.load(x + second, mask, 0.0).to(tl.float32)
+    rest = TURNED + tl.arange(0, REST)[None, :]
+    there = here & (rest < WIDTH)
+    if VARIANT != "none":
+        squares = tl.sum(a * a + b * b, 1)
+        if TURNED < WIDTH:
+            passed = tl.load(x + rest, there, 0.0).to(tl.float32)
+            squares += tl.sum(passed * passed, 1)
+        mean = tl.div_rn(squares, tl.full((ROWS,), WIDTH, tl.float32))
+        scale = tl.rsqrt(mean + tl.cast(eps, tl.float32))[:, None]
+        a = _normed(a, scale, weight + first, pair < half, dtype, VARIANT)
+        b = _normed(b, scale, weight + second, pair < half, dtype, VARIANT)
+        if TURNED < WIDTH:
+            passed = _normed(passed, scale, weight + rest, rest < WIDTH, dtype, VARIANT)
+            tl.store(out + rest, passed.to(dtype), there)
+    elif TURNED < WIDTH:
+        tl.store(out + rest, tl.load(x + rest, there), there)
     if PER_PAIR:
         cos_a = _table(cos, pair, mask, dtype)
         sin_a = _table(sin, pair, mask, dtype)
@@ -97,10 +121,6 @@ def _rotate_rows(
     right = _times(b, cos_b, dtype, WIDE) + _times(a, sin_b, dtype, WIDE)
     tl.store(out + first, left.to(dtype), mask)
     tl.store(out + second, right.to(dtype), mask)
-    if TURNED < WIDTH:
-        rest = TURNED + tl.arange(0, REST)[None, :]
-        there = here & (rest < WIDTH)
-        tl.store(out + rest, tl.load(x + rest, there), there)
 
 
 _ROTATE_ROWS = triton.autotune(
@@ -110,9 +130,17 @@ _ROTATE_ROWS = triton.autotune(
             for rows, warps in ((8, 4), (1, 1), (4, 2), (16, 4), (32, 8))
         ]
     ),
-    key=["WIDTH", "TURNED", "INTERLEAVED", "PER_PAIR"],
+    key=["WIDTH", "TURNED", "INTERLEAVED", "PER_PAIR", "VARIANT"],
     cache_results=True,
 )(_rotate_rows)
+
+
+class _Norm(NamedTuple):
+    """An RMSNorm of each head before it is rotated."""
+
+    weight: Tensor
+    eps: float
+    variant: str
 
 
 def _run(
@@ -123,6 +151,7 @@ def _run(
     per_pair: bool,
     wide: bool,
     out: Tensor,
+    norm: _Norm | None = None,
 ) -> None:
     width = x.shape[-1]
     turned = cos.shape[-1] * (2 if per_pair else 1)
@@ -132,9 +161,14 @@ def _run(
     def grid(meta: dict[str, Any]) -> tuple[Any]:
         return (triton.cdiv(rows, meta["ROWS"]),)
 
+    x, cos, sin = lead.tensors
     wrap_triton(_ROTATE_ROWS)[grid](
-        *lead.tensors,
+        x,
+        x if norm is None else norm.weight.contiguous(),
+        cos,
+        sin,
         out,
+        0.0 if norm is None else norm.eps,
         rows,
         *lead.sizes[1:],
         *(stride for strides in lead.strides for stride in strides),
@@ -145,6 +179,7 @@ def _run(
         INTERLEAVED=interleaved,
         PER_PAIR=per_pair,
         WIDE=wide,
+        VARIANT="none" if norm is None else norm.variant,
     )
 
 
@@ -217,4 +252,24 @@ def rotary_embedding(
     cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
     for x, rotated in zip((q, k), out, strict=True):
         _run(x, cos, sin, interleaved, True, False, rotated)
+    return out
+
+
+@triton_op("compilepass_triton::qk_norm_rope", mutates_args=())
+def qk_norm_rope(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    interleaved: bool,
+    variant: str = "llama",
+) -> tuple[Tensor, Tensor]:
+    args = (q, k, q_weight, k_weight, cos, sin, eps, interleaved, variant)
+    out: tuple[Tensor, Tensor] = outputs("qk_norm_rope", *args)
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    for x, weight, rotated in zip((q, k), (q_weight, k_weight), out, strict=True):
+        _run(x, cos, sin, interleaved, True, False, rotated, _Norm(weight, eps, variant))
     return out

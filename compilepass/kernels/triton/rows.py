@@ -31,6 +31,7 @@ __all__ = [
     "scale_of",
     "spaced",
     "tuned",
+    "weighted",
 ]
 
 WIDEST_BLOCK = 16384
@@ -99,6 +100,16 @@ def one_if_interpreted(configs: list[Any]) -> list[Any]:
 def rounded(value, dtype: tl.constexpr):
     """What is left of an fp32 value when it has been stored as ``dtype``."""
     return value.to(dtype).to(tl.float32)
+
+
+@triton.jit
+def weighted(normed, weight, dtype: tl.constexpr, VARIANT: tl.constexpr):
+    """A normed value times its weight, by the variant of RMSNorm, as ``dtype`` holds it."""
+    if VARIANT == "llama":
+        normed = rounded(normed, dtype)
+    elif VARIANT == "gemma":
+        weight += 1.0
+    return rounded(normed * weight, dtype)
 
 
 @triton.jit
