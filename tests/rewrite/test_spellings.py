@@ -38,7 +38,11 @@ def test_spelling_reaches_its_kernel_in_each_dtype(name: str, rank: int, dynamic
 
 #: those that split a row, whose halves are equal by a guard only, and a few others
 ANY_WIDTH = [
-    *(n for n, s in SPELLINGS.items() if any(k.split("_")[0] in ("silu", "gelu") for k in s.kernels)),
+    *(
+        n
+        for n, s in SPELLINGS.items()
+        if any(k.split("_")[0] in ("silu", "gelu") for k in s.kernels)
+    ),
     "rms_norm_llama",
     "rms_norm_torch",
     "rms_norm_gemma",
