@@ -224,8 +224,8 @@ def _extremes(case: _Case) -> Iterator[_Case]:
         "NaN": float("nan"),
         "inf": float("inf"),
         "-inf": -float("inf"),
-        "the largest": limits.max,
-        "the lowest": limits.min,
+        "nearly the largest": 0.875 * limits.max,
+        "nearly the lowest": 0.875 * limits.min,
         "the smallest": limits.tiny,
         "large": min(1e4, limits.max / 4),
     }
@@ -333,16 +333,13 @@ def _judge_float64(subject: _Subject, case: _Case) -> tuple[float | None, str]:
 
 def _error(out: Tensor, native: Tensor, exact: Tensor, dtype: torch.dtype) -> Tensor:
     """Each element's error as a share of what is allowed; NaN where only one is a number."""
-    exact = exact.double()
-    error = (out.double() - exact).abs()
-    if out.is_floating_point():
-        rounding = (native.double() - exact).abs()
-        if rounding.dim():
-            rounding = rounding.amax(-1, keepdim=True)
-        allowed = ATOL[dtype] + RTOL[dtype] * exact.abs() + UNFUSED * rounding
-    else:
-        allowed = 1 + RTOL[dtype] * exact.abs()
-    return torch.where(exact.isnan() & out.double().isnan(), 0.0, error / allowed)
+    floating = out.is_floating_point()
+    out, native, exact = out.double(), native.double(), exact.double()
+    unfused = (native - exact).abs().nan_to_num(0.0, 0.0)
+    if unfused.dim():
+        unfused = unfused.amax(-1, keepdim=True)
+    allowed = (ATOL[dtype] if floating else 1) + RTOL[dtype] * exact.abs() + UNFUSED * unfused
+    return torch.where(exact.isnan() & out.isnan(), 0.0, (out - exact).abs() / allowed)
 
 
 def _judge_native(subject: _Subject, case: _Case) -> tuple[float | None, str]:
@@ -353,7 +350,9 @@ def _judge_native(subject: _Subject, case: _Case) -> tuple[float | None, str]:
     finite = [t.isfinite().all(-1, keepdim=True) for t in native if t.is_floating_point()]
     for i, (out, wanted, reference) in enumerate(zip(mine, native, exact, strict=True)):
         if out.is_floating_point():
-            wrong = ~(_near(out, wanted, case.dtype) | _near(out, reference, case.dtype))
+            # where native has lost its digits, nobody need lose the same
+            better = _error(out, wanted, reference, case.dtype) <= 1
+            wrong = ~(_near(out, wanted, case.dtype) | better)
         else:
             steps = (out.double() - wanted.double()).abs()
             for rows in finite:

@@ -111,6 +111,18 @@ def possible(op: str) -> frozenset[str]:
     return frozenset(found)
 
 
+@functools.cache
+def may_vanish(op: str) -> bool:
+    """Whether a node of ``op`` may be its operand in canonical form."""
+    return any(entry.may_vanish for name in possible(op) for entry in EQUIVALENCES.get(name, ()))
+
+
+@functools.cache
+def made_at(op: str) -> frozenset[str]:
+    """The operations of all terms that a node of ``op`` may be read as."""
+    return possible(op) | (_CASTING.makes if op in _CASTING.ops else frozenset())
+
+
 def table() -> list[tuple[str, tuple[str, ...], str]]:
     """Every entry as (name, operations it looks at, first line of its description)."""
     ops: dict[str, list[str]] = defaultdict(list)
