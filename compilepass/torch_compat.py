@@ -80,22 +80,27 @@ def call_targets(graph: Graph) -> list[Any]:
 
 
 def fake_like(
-    like: Tensor, mode: FakeTensorMode, memory: tuple[Tensor, Tensor] | None = None
+    like: Tensor,
+    mode: FakeTensorMode,
+    memory: tuple[Tensor, Tensor] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """A fake tensor of ``mode`` with the layout of ``like``, made without running an operation.
 
-    ``memory`` is ``(there, here)``: where ``like`` is a view of ``there``, the new one is the same
-    view of ``here``; else it has memory of its own. This is ten times as fast as dispatching the
-    operation again, and is what the cache of ``FakeTensorMode`` does on a hit.
+    ``dtype`` is another one, if given. ``memory`` is ``(there, here)``: where ``like`` is a view of
+    ``there``, the new one is the same view of ``here``; else it has memory of its own. This is ten
+    times as fast as dispatching the operation again, and is what the cache of ``FakeTensorMode``
+    does on a hit.
     """
-    sizes, strides = tuple(like.shape), like.stride()
-    quiet: Any = nullcontext if mode.shape_env is None else mode.shape_env.suppress_guards
-    with in_kernel_invocation_manager(mode), quiet():
-        meta = torch.empty_strided(sizes, strides, dtype=like.dtype, device="meta")
-    if memory is not None:
-        there, here = memory
-        offset = like.storage_offset() - there.storage_offset() + here.storage_offset()
-        storage: Any = here.untyped_storage()
-        with in_kernel_invocation_manager(mode), quiet():
+    env = mode.shape_env
+    sizes, strides, dtype = like.shape, like.stride(), dtype or like.dtype
+    with in_kernel_invocation_manager(mode), env.suppress_guards() if env else nullcontext():
+        if memory is None:
+            meta = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
+        else:
+            there, here = memory
+            offset = like.storage_offset() - there.storage_offset() + here.storage_offset()
+            storage: Any = here.untyped_storage()
+            meta = torch.empty(0, dtype=dtype, device="meta")
             meta.set_(storage, offset, sizes, strides)
     return FakeTensor(mode, meta, like.device)

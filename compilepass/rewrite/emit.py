@@ -22,7 +22,8 @@ from ..errors import PatternError
 from ..kernels import find
 from ..torch_compat import fake_like
 from .canonical import Canonical
-from .contract import breaks_contract, is_row_major, layout, shares_memory
+from .contract import breaks_contract, shares_memory
+from .layout import is_row_major, layout
 from .operations import is_split
 from .record import Call, Decompositions, MutationError, Recording, record
 from .region import Form

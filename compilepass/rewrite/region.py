@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 
 from .canonical import Canonical
-from .contract import layout
+from .layout import layout
 from .match import Bindings
 from .rule import Pattern
 from .term import Shape, Size, Term, same, size_of

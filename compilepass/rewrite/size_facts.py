@@ -54,5 +54,6 @@ def _read(guards: list[Any]) -> dict[Any, Any]:
 def _must_divide(by: int, size: Any, difference: Any) -> bool:
     """Whether ``difference`` is zero only where ``size`` is a multiple of ``by``."""
     whole = sympy.Dummy(integer=True, nonnegative=True)
-    rests = [sympy.expand(difference.xreplace({size: by * whole + r})) for r in range(by)]
+    plain = difference.replace(Mod, sympy.Mod).replace(PythonMod, sympy.Mod)  # they know more
+    rests = [sympy.expand(plain.xreplace({size: by * whole + r})) for r in range(by)]
     return rests[0] == 0 and all(r.is_number and r != 0 for r in rests[1:])
