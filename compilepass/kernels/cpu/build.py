@@ -40,6 +40,7 @@ _FLAGS = (
     "-std=c++20",
     "-O3",
     "-march=native",
+    "-fno-math-errno",  # or a square root is a call, one number at a time
     "-fPIC",
     "-fvisibility=hidden",
     "-DTORCH_TARGET_VERSION=0x020b000000000000",  # what torch 2.11 has, so that it loads there

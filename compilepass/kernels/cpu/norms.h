@@ -44,17 +44,27 @@ void with_weight(const std::string& variant, const T* weight, const Body& body) 
   body(Weight<T, RoundedLast>{weight, {offset}});
 }
 
-// apply(value / rms, weight), where `first` yields the row's values on the first of two passes and
-// `values` is where the second finds them.
-template <class T, class Apply, class First>
-COMPILEPASS_INLINE auto normed_row(
-    const T* values, const Weight<T, Apply>& weight, float eps, int64_t width, First first) {
+// The sum of the squares of what `first` yields, along a row.
+template <class First>
+COMPILEPASS_INLINE float sum_of_squares(int64_t width, First first) {
   Vec squares{};
   for_each_two(width, [&](int64_t i, auto part) {
     const auto v = first(i, part);
     squares += folded(v * v);
   });
-  const float scale = 1.0f / std::sqrt(sum(squares) / static_cast<float>(width) + eps);
+  return sum(squares);
+}
+
+COMPILEPASS_INLINE float inverse_rms(float squares, int64_t width, float eps) {
+  return 1.0f / std::sqrt(squares / static_cast<float>(width) + eps);
+}
+
+// apply(value / rms, weight), where `first` yields the row's values on the first of two passes and
+// `values` is where the second finds them.
+template <class T, class Apply, class First>
+COMPILEPASS_INLINE auto normed_row(
+    const T* values, const Weight<T, Apply>& weight, float eps, int64_t width, First first) {
+  const float scale = inverse_rms(sum_of_squares(width, first), width, eps);
   return [=](int64_t i, auto part) {
     return weight.apply(load(values + i, part) * scale, load(weight.values + i, part));
   };

@@ -235,7 +235,7 @@ struct Storage<Float16> {
 // v with every NaN replaced by the common one.
 COMPILEPASS_INLINE Vec plain_nan(Vec v) { return v == v ? v : splat(__builtin_nanf("")); }
 
-// How much a step covers: two vectors, all of one, its lower half, or the end of a row. Lanes past
+// How much a step covers: two vectors, all of one, or the end of a row. Lanes past
 // the end read as 0.
 struct Twice {
   static constexpr int64_t count = 2 * kLanes;
@@ -246,12 +246,6 @@ struct Whole {
 struct Rest {
   int64_t count;
 };
-
-struct Lower {
-  static constexpr int64_t count = kLanes / 2;
-};
-COMPILEPASS_INLINE Lower half_of(Whole) { return {}; }
-COMPILEPASS_INLINE Rest half_of(Rest part) { return {part.count / 2}; }
 
 // v with lanes past the end as 0.
 COMPILEPASS_INLINE Two within(Two v, Twice) { return v; }
@@ -309,6 +303,32 @@ COMPILEPASS_INLINE Pairs load_pairs(const T* from, Part part) {
   }
 }
 
+// Stores neighbours that were taken apart, rounded to T.
+template <class T, class Part>
+COMPILEPASS_INLINE void store_pairs(T* to, Pairs v, Part part) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+#if defined(__AVX512F__)
+    const Two raw{
+        __builtin_shufflevector(
+            v.first, v.second, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23),
+        __builtin_shufflevector(
+            v.first, v.second, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)};
+#else
+    const Two raw{
+        __builtin_shufflevector(v.first, v.second, 0, 8, 1, 9, 2, 10, 3, 11),
+        __builtin_shufflevector(v.first, v.second, 4, 12, 5, 13, 6, 14, 7, 15)};
+#endif
+    std::memcpy(to, &raw, part.count * 2 * sizeof(T));
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    const BitVec raw = Storage<T>::pack(Two{v.first, v.second});
+    std::memcpy(to, &raw, part.count * 2 * sizeof(T));
+  } else {
+    const BitVec raw =
+        widen_bits(Storage<T>::pack(v.first)) | (widen_bits(Storage<T>::pack(v.second)) << 16);
+    std::memcpy(to, &raw, part.count * 2 * sizeof(T));
+  }
+}
+
 // Stores v rounded to T, and returns what was stored.
 template <class T, class Part>
 COMPILEPASS_INLINE Vec store(T* to, Vec v, Part part) {
@@ -339,22 +359,6 @@ COMPILEPASS_INLINE void for_each_two(int64_t n, Body body) {
   for (; i + Twice::count <= n; i += Twice::count) body(i, Twice{});
   for (; i + kLanes <= n; i += kLanes) body(i, Whole{});
   if (i < n) body(i, Rest{n - i});
-}
-
-// Neighbouring lanes swapped, and each lane of the lower half twice.
-COMPILEPASS_INLINE Vec swap_neighbours(Vec v) {
-#if defined(__AVX512F__)
-  return __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-#else
-  return __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6);
-#endif
-}
-COMPILEPASS_INLINE Vec repeat_lower(Vec v) {
-#if defined(__AVX512F__)
-  return __builtin_shufflevector(v, v, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-#else
-  return __builtin_shufflevector(v, v, 0, 0, 1, 1, 2, 2, 3, 3);
-#endif
 }
 
 // Adds the lanes up, in halves.
