@@ -134,6 +134,25 @@ def table() -> list[tuple[str, tuple[str, ...], str]]:
     return [(name, tuple(ops[name]), text[name]) for name in sorted(ops)]
 
 
+@equivalence(*sorted(PROMOTING - {"maximum", "minimum"}), makes="add sub mul div", of="full")
+def filled_tensor_is_number(t: Term, b: Builder) -> Term | None:
+    """``x + torch.tensor(1.0)`` is ``x + 1.0``; the tensor may have other users."""
+    args = tuple([_filled(a) if a.op == "full" else a for a in t.args])
+    others = [a for a in args if not a.is_const]
+    if len(args) != 2 or args == t.args or len(others) != 1 or others[0].dtype != t.dtype:
+        return None
+    seen = tuple([None if a.is_const else s for a, s in zip(args, t.seen, strict=True)])
+    return b.make(t.op, args, t.params, like=t, seen=seen)
+
+
+def _filled(term: Term) -> Term:
+    """The number that a tensor without dimensions is filled with, if its dtype keeps it."""
+    value = term.param("fill_value")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    exact = term.dtype in (torch.float32, torch.float64, torch.int64)
+    return const(value) if is_number and exact and term.shape == () else term
+
+
 def _is(term: Term, value: float) -> bool:
     return term.is_const and isinstance(term.value, (int, float)) and term.value == value
 

@@ -8,24 +8,34 @@ even: written as ``2 * (s // 2)``, both halves are ``s // 2``.
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
-__all__ = ["known"]
+__all__ = ["known", "without_facts"]
 
 _LARGEST = 16  # parts that a size is looked at to be divisible into
 
 _multiples: WeakKeyDictionary[ShapeEnv, tuple[int, dict[Any, Any]]] = WeakKeyDictionary()
 
 
+_plain: WeakSet[ShapeEnv] = WeakSet()
+
+
+def without_facts(env: ShapeEnv) -> None:
+    """Leave the sizes of ``env`` as they are: those of a pattern are variables to be solved for."""
+    _plain.add(env)
+
+
 def known(size: torch.SymInt) -> Any:
     """The expression of ``size``, with what is known to be a multiple written as one."""
     expr, env = size.node.expr, size.node.shape_env
     if not isinstance(env, ShapeEnv) or expr.is_number:
+        return expr
+    if env in _plain:
         return expr
     multiples = _multiples.get(env)
     if multiples is None or multiples[0] != len(env.guards):

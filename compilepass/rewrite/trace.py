@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten
 from ..errors import PatternError
 from .canonical import Canonical
 from .record import Decompositions, Recording, record
+from .size_facts import without_facts
 from .term import Shape, Size, Term, size_of
 
 __all__ = ["TensorSpec", "Traced", "Variable", "size_symbol", "substituted", "trace"]
@@ -150,6 +151,8 @@ class _Sizes:
 
     def __init__(self, hints: Mapping[str, int], *, symbolic: bool = True) -> None:
         self._env = ShapeEnv(duck_shape=False, specialize_zero_one=False) if symbolic else None
+        if self._env is not None:
+            without_facts(self._env)
         self.mode = FakeTensorMode(shape_env=self._env)
         self.mode.cache_enabled = False  # it keys on sizes in full, which costs more than it saves
         self._hints = dict(hints)

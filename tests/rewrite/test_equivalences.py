@@ -65,6 +65,10 @@ CASES: dict[str, list[Case]] = {
         case(lambda x: x / torch.sqrt(x * x), lambda x: x * torch.rsqrt(x * x)),
         case(lambda x: 1 / torch.sqrt(x * x), lambda x: torch.rsqrt(x * x)),
     ],
+    "filled_tensor_is_number": [
+        case(lambda x: (x + torch.full((), 0.5)) * torch.full((), 3.0), lambda x: (x + 0.5) * 3.0),
+        case(lambda x: x / torch.full((), 2.0) - torch.full((), 1), lambda x: x / 2.0 - 1),
+    ],
     "identity_arithmetic": [
         case(lambda x: (x * 1 + 0 - 0) / 1 + x, lambda x: x + x),
         case(lambda x: 0 + 1 * x + x, lambda x: x + x),
