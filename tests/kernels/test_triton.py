@@ -46,6 +46,11 @@ def test_the_kernels_compute_what_native_does_in_the_interpreter() -> None:
     assert "skipped" not in done.stdout
 
 
+def test_every_shipped_op_but_one_has_a_triton_kernel() -> None:
+    shipped = {op.name.removeprefix("compilepass::") for op in kernels.SHIPPED}
+    assert shipped - set(TRITON_OPS) == {"int8_linear"}
+
+
 def test_each_op_has_a_triton_kernel_that_says_why_it_does_not_run() -> None:
     for short in TRITON_OPS:
         op = kernels.find(f"compilepass::{short}")
