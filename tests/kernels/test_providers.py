@@ -4,12 +4,14 @@ but for Liger's, which are Triton (``interpreted_triton``).
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from compilepass import kernels
+from compilepass.kernels.providers import missing
 
 from .cases import EPS
 
@@ -62,3 +64,13 @@ def test_a_package_takes_the_calls_that_its_kernels_can_do(
     given = tuple(tensors.get(a, a) if isinstance(a, str) else a for a in args)
     answer = supports(op, provider, *given)
     assert answer is None if reason is None else reason in (answer or "")
+
+
+def test_a_release_with_other_functions_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = tmp_path / "quack_kernels-0.4.1.dist-info" / "METADATA"
+    record.parent.mkdir()
+    record.write_text("Metadata-Version: 2.1\nName: quack-kernels\nVersion: 0.4.1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert missing("quack") == "0.4.1 is older than 0.6.5: pip install -U quack-kernels"

@@ -6,12 +6,14 @@ in priority: which is faster depends on the GPU, and theirs round less often tha
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from collections.abc import Callable
 from functools import partial
+from importlib import metadata
 from typing import Any
 
 import torch
+from packaging.version import Version
 from torch import Tensor
 
 from ..registry import provider
@@ -20,9 +22,9 @@ __all__ = ["PACKAGES", "PRIORITY", "missing", "register"]
 
 PRIORITY = -10
 
-#: What is imported, and what ``pip`` calls it.
+#: What ``pip`` calls each, and the first release whose functions are those that we call.
 PACKAGES = {"flashinfer": "flashinfer-python", "liger": "liger-kernel", "quack": "quack-kernels"}
-_IMPORTED = {"flashinfer": "flashinfer", "liger": "liger_kernel", "quack": "quack"}
+_RELEASES = {"flashinfer": "0.2", "liger": "0.6.4", "quack": "0.6.5"}
 _NVIDIA_ONLY = ("flashinfer", "quack")
 
 
@@ -43,12 +45,17 @@ def register() -> None:
 
 def missing(name: str) -> str | None:
     """Why the kernels of a package cannot run on this machine, or ``None``."""
-    if importlib.util.find_spec(_IMPORTED[name]) is None:
-        return f"not installed: pip install {PACKAGES[name]}"
+    package, needed = PACKAGES[name], _RELEASES[name]
+    try:
+        installed = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return f"not installed: pip install {package}"
+    if Version(installed) < Version(needed):
+        return f"{installed} is older than {needed}: pip install -U {package}"
     if not torch.cuda.is_available():
         return "torch finds no CUDA or ROCm device"
     if name in _NVIDIA_ONLY and torch.version.hip is not None:
-        return f"{PACKAGES[name]} is for NVIDIA GPUs"
+        return f"{package} is for NVIDIA GPUs"
     return None
 
 
