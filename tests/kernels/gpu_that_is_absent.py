@@ -20,6 +20,12 @@ class _Driver:
 
         return GPUTarget(*NVIDIA)
 
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
 
 @contextmanager
 def absent_gpu() -> Iterator[None]:
@@ -31,6 +37,28 @@ def absent_gpu() -> Iterator[None]:
         yield
     finally:
         driver._active = before
+
+
+@contextmanager
+def only_compiled() -> Iterator[list[str]]:
+    """Compile what is launched, for the arguments it is launched with; the names of the kernels."""
+    from triton.runtime.autotuner import Autotuner
+
+    launched: list[str] = []
+
+    def compile_only(self: Any, *args: Any, grid: Any, **kwargs: Any) -> None:
+        kwargs.pop("warmup", None)
+        config = self.configs[0].all_kwargs()
+        self.fn.warmup(*args, grid=(1,) if callable(grid) else grid, **kwargs, **config)
+        launched.append(self.base_fn.__name__)
+
+    run = Autotuner.run
+    Autotuner.run = compile_only
+    try:
+        with absent_gpu():
+            yield launched
+    finally:
+        Autotuner.run = run
 
 
 class _Captured(Exception):

@@ -19,11 +19,12 @@ from compilepass import kernels
 from compilepass.kernels.triton import TRITON_OPS
 
 from .cases import CASES
-from .gpu_that_is_absent import AMD, NVIDIA, launches, traced
+from .gpu_that_is_absent import AMD, NVIDIA, launches, only_compiled, traced
 
 triton = pytest.importorskip("triton", reason="needs Triton: pip install compilepass[triton]")
 
 ROOT = Path(__file__).parents[2]
+TWICE = ("rotary_embedding", "qk_norm_rope")  # launch a kernel for q and one for k
 
 
 @pytest.mark.slow
@@ -125,6 +126,22 @@ def test_every_kernel_compiles_for_gpus(
     compiles(rotary._rotate_rows, **ROTATION, **{**HALVES, "INTERLEAVED": True})
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("_own_cache")
+def test_every_launch_compiles_for_the_arguments_it_gets() -> None:
+    """Triton takes a size or a stride of 1 as a constant, which is another kernel."""
+    from compilepass.kernels.triton import _load
+
+    for name, case in CASES.items():
+        short = name.partition("/")[0]
+        if short in TRITON_OPS:
+            function = _load(TRITON_OPS[short][0], short)
+            for shape in ((1, 1), (2, 3, 33)):
+                with only_compiled() as launched:
+                    function(*case.inputs(shape, torch.bfloat16))
+                assert len(launched) == (2 if short in TWICE else 1), name
+
+
 @pytest.mark.usefixtures("_own_cache")
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
@@ -157,6 +174,6 @@ def test_inductor_sees_the_launches_of_the_op_and_what_they_write(
     op = getattr(torch.ops.compilepass_triton, short).default
     args = CASES[short].inputs((8, 64), torch.bfloat16)
     found = launches(traced(lambda *a: op(*a), args, dynamic))
-    assert len(found) == (2 if short in ("rotary_embedding", "qk_norm_rope") else 1)
+    assert len(found) == (2 if short in TWICE else 1)
     written = sum(len(node.kwargs["tensors_to_clone"]) for node in found)
     assert written == len(op._schema.returns)
