@@ -5,7 +5,8 @@ from. So what is counted here depends on no decomposition, no rule and no equiva
 
 * ``norm``: the modules that are a layer norm or an RMSNorm by their name, one site each;
 * ``gate``: the products of an activation and something else;
-* ``rotary``: the concatenations of a half of something and the negative of its other half.
+* ``rotary``: the concatenations of a half and a negative half, or of a difference and a sum of
+  products.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _ACTIVATIONS = {F.silu, F.gelu, torch._C._nn.gelu, F.relu, torch.sigmoid}
 _ACTIVATION_METHODS = {"silu", "sigmoid", "relu"}
 _PRODUCTS = {operator.mul, operator.imul, torch.mul, torch.multiply}
 _JOINS = {torch.cat, torch.concat, torch.stack}
-_CASTS = {"to", "float", "type", "type_as", "contiguous", "reshape", "view"}
+_NEGATIVES = {operator.neg, torch.neg}
+_CASTS = {"to", "float", "type", "type_as", "contiguous", "reshape", "view", "unsqueeze"}
 
 
 def count_sites(module: GraphModule) -> Counter[str]:
@@ -86,7 +88,14 @@ def _is_rotation(node: Node) -> bool:
     parts = node.args[0] if node.args else node.kwargs.get("tensors")
     if not isinstance(parts, (tuple, list)) or len(parts) != 2:
         return False
-    return any(isinstance(p, Node) and _calls(p, {operator.neg, torch.neg}, {"neg"}) for p in parts)
+    first, second = parts
+    if not isinstance(first, Node) or not isinstance(second, Node):
+        return False
+    if any(_calls(_behind_casts(p), _NEGATIVES, {"neg"}) for p in (first, second)):
+        return True
+    difference = _calls(first, {operator.sub, torch.sub}, {"sub"})
+    products = [_calls(n, _PRODUCTS, {"mul"}) for n in first.all_input_nodes]
+    return difference and _calls(second, {operator.add, torch.add}, {"add"}) and all(products)
 
 
 def _behind_casts(node: Node) -> Node:

@@ -35,6 +35,7 @@ class FuseRope(FusionPass):
     """
 
     name = "fuse_rope"
+    covers = "rotary"
     requires = ("eliminate_common_subexpressions",)
     kernels = ("compilepass::rotate",)
 
