@@ -33,7 +33,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     ("timing", "models", "oracle"),
     ("comparison",),
-    ("testing", "trial", "kernel_commands"),
+    ("testing", "trial", "kernels_command"),
     ("pytest_plugin", "cli"),
     ("__main__",),
 )
