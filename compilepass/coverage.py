@@ -123,7 +123,7 @@ def cover(
 def _compile(
     family: str, dtype: torch.dtype, phase: str, config: CompilationConfig
 ) -> tuple[Counter[str], Backend]:
-    torch._dynamo.reset()  # a limit on the compiled forms of one code object counts all models
+    torch.compiler.reset()  # a limit on the compiled forms of one code object counts all models
     found: Counter[str] = Counter()
     backend = Backend(config)
 

@@ -31,9 +31,9 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("inductor", "depyf_dump"),
     ("compile",),
     ("__init__",),
-    ("timing", "models", "oracle"),
-    ("comparison",),
-    ("testing", "trial", "kernels_command"),
+    ("timing", "models", "oracle", "sites"),
+    ("comparison", "coverage"),
+    ("testing", "trial", "kernels_command", "coverage_command"),
     ("pytest_plugin", "cli"),
     ("__main__",),
 )
