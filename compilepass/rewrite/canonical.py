@@ -18,7 +18,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils._pytree import tree_flatten
 
-from .equivalences import EQUIVALENCES, Entry, makers_of, possible
+from .equivalences import EQUIVALENCES, Entry, made_at, makers_of, may_vanish, possible
+from .index import CallIndex, dtypes_of
 from .operations import (
     LOOKED_THROUGH,
     OPERAND_SLOTS,
@@ -37,7 +38,7 @@ from .operations import (
 from .record import Call
 from .term import Shape, Term, const, size_of
 
-__all__ = ["Canonical", "Expand", "Operand", "Source"]
+__all__ = ["Canonical", "Expand", "Expansion", "Operand", "Source"]
 
 Source = Node | Call
 
@@ -54,22 +55,30 @@ class Operand(NamedTuple):
     node: Source | None
 
 
-Expand = Callable[..., tuple[list[Term], list[Term]] | None]
+class Expansion(NamedTuple):
+    """A kernel call as its native form: the outputs, all that was ``made`` for them, in order.
+
+    Calls of one ``kind`` have the same terms on operands of the same layout.
+    """
+
+    outputs: list[Term]
+    made: list[Term]
+    kind: Any
+
+
+Expand = Callable[..., Expansion | None]
 
 
 class Canonical:
-    """The terms of one graph, indexed by operation.
+    """The terms of one graph, or of one recorded function, indexed by operation.
 
     A term is read when it is first looked at. ``expand`` turns a kernel call into the terms of its
     native outputs, or returns ``None``.
     """
 
-    def __init__(self, expand: Expand | None = None) -> None:
+    def __init__(self, graph: Graph | None = None, expand: Expand | None = None) -> None:
+        self.calls = CallIndex(graph or Graph())
         self._expand = expand
-        self._named: dict[str, dict[Source, None]] = defaultdict(dict)  # nodes by operation
-        self._groups: dict[int, dict[Source, None]] = {}  # the same by the id of the target
-        self._kernels: dict[Source, None] = {}
-        self._kernel_keys: set[int] = set()
         self._terms: dict[Source, Term | None] = {}
         self._outputs: dict[Source, list[Term]] = {}  # of kernels that return several tensors
         self._through: dict[Source, Source] = {}  # a transparent node and what it looks through to
@@ -78,10 +87,12 @@ class Canonical:
         self._made: list[Term] = []  # for the node at hand
         self._made_by: dict[Source, list[Term]] = {}
         self._used_by: dict[Term, dict[Term, Source]] = defaultdict(dict)
+        self._expansions: dict[Source, Any] = {}  # their kinds
+        self._kinds: dict[Source, Any] = {}  # of kernel calls
+        self._inside: dict[Any, frozenset[str]] = {}  # operations of the native forms, by call
         self._counts: dict[str, int] = {}
         self._spellings_read: set[Entry] = set()
         self._depth = 0
-        self.dtypes: set[torch.dtype] = set()
         self.spelled: dict[Term, str] = {}  # values that an equivalence made, with its name
 
     # -- asking --------------------------------------------------------------------------------
@@ -101,62 +112,65 @@ class Canonical:
 
     def values(self, op: str) -> list[Term]:
         """All values that ``op`` computes, in the order of the graph."""
-        for node in (*self._kernels, *self._makers(op, frozenset())):
+        for node in (*self._kernels_with(op), *self.calls.makers(op)):
             self._read_all(node)
         return sorted(self._by_op.get(op, ()), key=lambda term: term.owners[0])
 
     def count(self, op: str) -> int:
         """At most how many values ``op`` computes, kernel calls taken to compute one each."""
         if op not in self._counts:
-            self._counts[op] = len(self._makers(op, frozenset())) + len(self._kernels)
+            kernels = sum(1 for _ in self._kernels_with(op))
+            self._counts[op] = len(self.calls.makers(op)) + kernels
         return self._counts[op]
 
-    def users(self, term: Term) -> list[tuple[Term, Source]]:
-        """The values computed from ``term``, each with the node that computes it.
+    def users(self, term: Term, op: str = "") -> list[tuple[Term, Source]]:
+        """The values (by ``op``) computed from ``term``, each with the node that computes it.
 
         Those that an equivalence makes further on are among them after :meth:`read_spellings`.
         """
         todo = list(dict.fromkeys((term.node or term.owners[0], *term.owners)))
         for node in todo:
             for user in (node, *node.users):
+                if op and not self._may_compute(user, op):
+                    continue
                 result = self._read_all(user)
                 if result is term and user in self._through and user not in todo:
                     todo.append(user)
         used = self._used_by.get(term, {})
-        return [(t, maker) for t, maker in used.items() if term in t.args and self._is_there(t)]
+        return [
+            (t, maker)
+            for t, maker in used.items()
+            if (not op or t.op == op) and term in t.args and self._is_there(t)
+        ]
 
     def read_spellings(self, op: str) -> None:
         """Read the nodes that compute an ``op`` together with some before them."""
         for entry in makers_of(op):
             if entry.of and entry not in self._spellings_read:
                 self._spellings_read.add(entry)
-                for node in self._users_of(entry, frozenset([op])):
+                for node in self.calls.users_of(entry, frozenset([op])):
                     self._read_all(node)
-
-    def _users_of(self, entry: Entry, above: frozenset[str]) -> Iterator[Source]:
-        """The nodes to which ``entry`` may apply, found from the operands that it needs."""
-        if any(self._named.get(name) for name in entry.ops):
-            for op in entry.of - above:
-                yield from _users_named(list(self._makers(op, above)), entry.ops)
 
     def _is_there(self, term: Term) -> bool:
         return term in self._by_op[term.op]
 
+    def place_in_kernel(self, term: Term) -> Any:
+        """What is equal for the same values inside of equal kernel calls; ``None`` elsewhere.
+
+        Calls are equal whose operands are computed by the same operations.
+        """
+        node = term.owners[0] if term.owners else None
+        if node is None or node not in self._expansions:
+            return None
+        for i, made in enumerate(self._made_by.get(node, ())):
+            if made is term:
+                operands = [self.term(n) for n in node.all_input_nodes]
+                return self._expansions[node], i, tuple([t and t.op for t in operands])
+        return None
+
     def known(self, node: Node) -> Term | None:
         """The value of ``node``, if it was asked for before."""
         return self._terms.get(node)
-
-    def calls(self, target: Any) -> list[Any]:
-        """The calls of ``target`` and of its other overloads."""
-        return list(self._named.get(op_name(target), ()))
-
-    def mutable_calls(self) -> Iterator[Any]:
-        """The calls of operations that may write to an operand."""
-        for nodes in self._named.values():
-            for node in nodes:
-                target = node.target
-                if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
-                    yield node
 
     def is_transparent(self, node: Source) -> bool:
         self.term(node)
@@ -168,49 +182,49 @@ class Canonical:
             _ = term.op
         return term
 
-    def _makers(self, op: str, above: frozenset[str]) -> dict[Source, None]:
-        """The nodes that may compute an ``op``, kernel calls left out."""
-        found = dict(self._named.get(op, ()))
-        above |= {op}
-        for entry in makers_of(op):
-            if not entry.of:
-                for name in entry.ops - above:
-                    found.update(self._makers(name, above))
-                continue
-            found.update(dict.fromkeys(self._users_of(entry, above)))
-        return found
+    def _may_compute(self, node: Node, op: str) -> bool:
+        """Whether ``op`` may be among what ``node`` computes, or ``node`` may change nothing."""
+        if node.op != "call_function":
+            return False
+        if self._expand is not None and is_kernel(node.target):
+            return self._may_hold(node, op)
+        name = op_name(node.target)
+        passes_on = name in LOOKED_THROUGH or name == "getitem" or may_vanish(name)
+        return passes_on or op in made_at(name)
+
+    def _kernels_with(self, op: str) -> Iterator[Node]:
+        """The kernel calls whose native form has an ``op``, as far as is known."""
+        if self._expand is not None:
+            for node in self.calls.kernels():
+                if self._may_hold(node, op):
+                    yield node
+
+    def _may_hold(self, node: Node, op: str) -> bool:
+        """Whether the native form of a kernel call may have an ``op``."""
+        kind = self._kinds.get(node)
+        if kind is None:
+            kind = self._kinds[node] = _kind_of_call(node)
+        return op in self._inside.get(kind, (op,))
 
     # -- keeping up with the graph ---------------------------------------------------------------
 
-    def add_graph(self, graph: Graph) -> None:
-        for node in graph.nodes:
-            self.add(node)
-
     def add(self, node: Node) -> None:
-        """Take note of a node; what it computes is read when it is asked for."""
-        key = id(node.target)  # the hash of an OpOverload is slow
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = self._named[op_name(node.target)]  # of all overloads
-            if self._expand is not None and is_kernel(node.target):
-                self._kernel_keys.add(key)
-        group[node] = None
-        if key in self._kernel_keys:
-            self._kernels[node] = None
-        val: Any = node.meta.get("val")
-        if type(val) in (tuple, list):
-            self.dtypes.update([v.dtype for v in val if isinstance(v, torch.Tensor)])
-        elif (dtype := getattr(val, "dtype", None)) is not None:
-            self.dtypes.add(dtype)
-        if self._counts:
-            self._counts.clear()
-            self._spellings_read.clear()
+        """Take note of a new node; what it computes is read when it is asked for."""
+        self.calls.dtypes |= dtypes_of((node,))
+        self._counts.clear()
+        self._spellings_read.clear()
 
     def discard(self, node: Node) -> None:
         """Forget an erased node, and the values that existed through it alone."""
-        for known in (self._terms, self._shapes, self._outputs, self._through, self._kernels):
+        for known in (
+            self._terms,
+            self._shapes,
+            self._outputs,
+            self._through,
+            self._kinds,
+            self._expansions,
+        ):
             known.pop(node, None)
-        self._named[op_name(node.target)].pop(node, None)
         for term in self._made_by.pop(node, ()):
             self._by_op[term.op].pop(term, None)
 
@@ -378,10 +392,11 @@ class Canonical:
         *,
         like: Term,
         dtype: torch.dtype | None = None,
+        shape: Shape | None = None,
         seen: tuple[Shape | None, ...] | None = None,
         absorb: tuple[Term, ...] = (),
     ) -> Term:
-        """A term with the shape and dtype of ``like``, for the use of equivalences.
+        """A term with the shape and dtype of ``like``, or others, for the use of equivalences.
 
         ``absorb`` names operations that are folded into the new one, so that a match of it is
         known to use them up.
@@ -392,7 +407,7 @@ class Canonical:
             op,
             args,
             params,
-            shape=like.shape,
+            shape=like.shape if shape is None else shape,
             dtype=dtype or like.dtype,
             seen=seen,
             owners=tuple(owners),
@@ -475,7 +490,8 @@ class Canonical:
         if self._expand is not None and is_kernel(op):
             expanded = self._expand(op, params, operands, owners)
             if expanded is not None:
-                outs, self._made = expanded
+                outs, self._made, self._expansions[node] = expanded
+                self._inside[_kind_of_call(node)] = frozenset([t.op for t in self._made])
                 if tensor:
                     return outs[0]
                 self._outputs[node] = outs
@@ -608,16 +624,16 @@ def _sources(node: Source) -> list[Source]:
     return [a for a in flat if isinstance(a, Call)]
 
 
-def _users_named(nodes: list[Any], ops: frozenset[str]) -> Iterator[Node]:
-    """The users of ``nodes``, also through views and casts, that have one of these names."""
-    todo, seen = list(nodes), set(nodes)
-    while todo:
-        for user in todo.pop().users:
-            if user in seen or user.op != "call_function":
-                continue
-            name = op_name(user.target)
-            if name in ops:
-                yield user
-            if name in ops or name in LOOKED_THROUGH or name == "getitem":
-                seen.add(user)
-                todo.append(user)
+def _kind_of_call(node: Source) -> Any:
+    """What tells calls apart whose native forms may have different operations."""
+
+    def kind(value: Any) -> Any:
+        if isinstance(value, (Node, Call)):
+            val = value.meta.get("val")
+            return val.dtype if isinstance(val, torch.Tensor) else type(val)
+        if isinstance(value, (list, tuple)):
+            return tuple(map(kind, value))
+        return type(value), value
+
+    named = tuple([(k, kind(v)) for k, v in node.kwargs.items()])
+    return node.target, kind(node.args), named

@@ -7,33 +7,13 @@ from typing import Any
 
 import torch
 
+from .layout import layout
 from .record import Recording
 from .reject import Reject
 from .rule import Rule
-from .term import Shape, product, same, size_of
+from .term import same
 
-__all__ = ["breaks_contract", "is_row_major", "layout", "shares_memory"]
-
-
-def layout(val: Any) -> Any:
-    """Everything about a value but its elements, for comparison; ``None`` for ``None``."""
-    if val is None:
-        return None
-    return _numbers(val.shape), _numbers(val.stride()), val.dtype, val.device
-
-
-def _numbers(sizes: Any) -> Shape:
-    """Sizes as ints and expressions, which can be compared without a guard."""
-    return tuple([s if type(s) is int else size_of(s) for s in sizes])
-
-
-def is_row_major(tensor: torch.Tensor) -> bool:
-    """Whether the strides are known to be those of a contiguous tensor; adds no guard."""
-    shape, strides, *_ = layout(tensor)
-    return all(
-        size == 1 or same(stride, product(shape[d + 1 :]))
-        for d, (size, stride) in enumerate(zip(shape, strides, strict=True))
-    )
+__all__ = ["breaks_contract", "shares_memory"]
 
 
 def breaks_contract(rule: Rule, recording: Recording, outs: Sequence[Any]) -> Reject | None:

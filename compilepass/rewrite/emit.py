@@ -1,8 +1,8 @@
 """Put a replacement into the graph: record it on fake tensors, check its contract, edit.
 
-The replacement is recorded once per rule and kind of site (shapes, strides, dtypes, numbers), and
-that recording is copied to each site of the kind. All checks come before the first edit; an edit
-that cannot be completed is undone.
+The replacement is recorded once per rule and kind of site (shapes, strides, dtypes, numbers), for
+all graphs where the sizes are known, and that recording is copied to each site of the kind. All
+checks come before the first edit; an edit that cannot be completed is undone.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from torch.utils._pytree import tree_map
 
 from ..errors import PatternError
 from ..kernels import find
+from ..torch_compat import fake_like
 from .canonical import Canonical
-from .contract import breaks_contract, is_row_major, layout, shares_memory
+from .contract import breaks_contract, shares_memory
+from .layout import is_row_major, layout
 from .operations import is_split
 from .record import Call, Decompositions, MutationError, Recording, record
 from .region import Form
@@ -55,6 +57,7 @@ class Emitter:
         canonical: Canonical,
         *,
         decompositions: Decompositions,
+        recordings: dict[Any, Recording],
         has_writes: bool,
         verify: bool,
         any_kernel: bool,
@@ -62,6 +65,7 @@ class Emitter:
         self._graph = graph
         self._canonical = canonical
         self._decompositions = decompositions  # nothing decomposes the graph after the passes
+        self._recordings = recordings  # those of all graphs whose sizes are known
         self._has_writes = has_writes
         self._verify, self._any_kernel = verify, any_kernel
         self._verified: dict[int, Reject | None] = {}  # by the template, which stands for its sites
@@ -141,10 +145,10 @@ class Emitter:
         leading = tuple(site.match.leading.values())
         key = (site.pattern, numbers, leading, *map(layout, vals), *map(layout, outs))
         if key not in self._templates:
-            self._templates[key] = self._record(site, vals, outs)
+            self._templates[key] = self._record(key, site, vals, outs)
         return self._templates[key]
 
-    def _record(self, site: Site, vals: list[Any], outs: list[Any]) -> _Template:
+    def _record(self, key: Any, site: Site, vals: list[Any], outs: list[Any]) -> _Template:
         rule, match = site.pattern.rule, site.match
         mode: FakeTensorMode = vals[0].fake_mode
         shapes = _shapes(site, dict(zip(match.inputs, vals, strict=True)))
@@ -167,14 +171,18 @@ class Emitter:
             )
 
         try:
-            recording = record(
-                run,
-                dict(zip(match.inputs, _apart(vals, mode), strict=True)),
-                {**match.numbers, **rule.fixed},
-                mode=mode,
-                decompositions=self._decompositions,
-                what=f"The replacement of rule {rule}",
-            )
+            recording = self._recordings.get(key)
+            if recording is None:
+                recording = record(
+                    run,
+                    dict(zip(match.inputs, _apart(vals, mode), strict=True)),
+                    {**match.numbers, **rule.fixed},
+                    mode=mode,
+                    decompositions=self._decompositions,
+                    what=f"The replacement of rule {rule}",
+                )
+                if not any(map(_is_symbolic, (*vals, *outs))):
+                    self._recordings[key] = recording
             declined = None if self._any_kernel else self._kernels_decline(recording, match.device)
             refusal = declined or breaks_contract(rule, recording, outs)
         except Exception as error:  # replacement and predicates are their authors' code
@@ -298,12 +306,14 @@ class Emitter:
             node = todo.pop()
             if node._erased or node.users:
                 continue
-            passes_on = self._canonical.is_transparent(node) or is_split(node)
-            if not (node in replaced or node in parts or passes_on):
+            if not (node in replaced or node in parts or self._passes_on(node)):
                 continue
             todo += node.all_input_nodes
             self._canonical.discard(node)
             self._graph.erase_node(node)
+
+    def _passes_on(self, node: Node) -> bool:
+        return self._canonical.is_transparent(node) or is_split(node)
 
 
 def _view_key(call: Call, args: Any, kwargs: Any) -> Any:
@@ -324,6 +334,11 @@ def _as_reject(error: Exception, what: str) -> Reject:
         code = "mutation" if isinstance(error, MutationError) else "error"
         return Reject(code, error.what, hint=error.hint)
     return Reject("error", f"{what}: {type(error).__name__}: {error}")
+
+
+def _is_symbolic(val: torch.Tensor | None) -> bool:
+    """Whether a size belongs to one graph, so that what is recorded with it does too."""
+    return val is not None and not all(type(s) is int for s in (*val.shape, *val.stride()))
 
 
 def _is_done(site: Site, template: _Template) -> bool:
@@ -406,23 +421,35 @@ def _laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def _own_value(call: Call, node: Node, mode: FakeTensorMode, heirs: dict[Call, Any]) -> Any:
     """A fake value for ``node``: that of the output it replaces, or one that nobody shares.
 
-    Values that are shared with a living node would look like aliases to later passes.
+    Values that are shared with a living node would look like aliases to later passes. A view has
+    the memory of what it views.
     """
     if call.target is operator.getitem:
         return node.args[0].meta["val"][call.args[1]]  # type: ignore[union-attr]
-    if find(call.target) is None:
-        args, kwargs = tree_map(_val, (node.args, node.kwargs))
-        with mode:
-            return call.target(*args, **kwargs)
-    if call in heirs:
-        return heirs[call]
+    val = call.meta["val"]
+    if isinstance(val, torch.Tensor):
+        memory = _memory(call, node, val)
+        return heirs[call] if memory is None and call in heirs else fake_like(val, mode, memory)
     parts = {
         c.args[1]: v for c, v in heirs.items() if c.target is operator.getitem and c.args[0] is call
     }
-    val = call.meta["val"]
-    if not isinstance(val, (tuple, list)):
-        return _fresh(val, mode)
-    return tuple(parts[i] if i in parts else _fresh(v, mode) for i, v in enumerate(val))
+    own = [
+        parts[i] if i in parts and memory is None else fake_like(v, mode, memory)
+        for i, v in enumerate(val)
+        for memory in [_memory(call, node, v)]
+    ]
+    return tuple(own)
+
+
+def _memory(call: Call, node: Node, val: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The operand whose memory ``val`` shares, as recorded and as it is at ``node``."""
+    storage = val.untyped_storage()._cdata
+    for there, here in zip(call.args, node.args, strict=False):
+        if isinstance(there, Call) and isinstance(here, Node):
+            operand = there.meta["val"]
+            if isinstance(operand, torch.Tensor) and operand.untyped_storage()._cdata == storage:
+                return operand, here.meta["val"]
+    return None
 
 
 def _apart(vals: list[Any], mode: FakeTensorMode) -> list[Any]:
@@ -430,16 +457,7 @@ def _apart(vals: list[Any], mode: FakeTensorMode) -> list[Any]:
 
     A recorder tells its inputs by identity, so ``x + x`` would be recorded with one input only.
     """
-    return [_fresh(v, mode) if any(v is w for w in vals[:i]) else v for i, v in enumerate(vals)]
-
-
-def _fresh(value: Any, mode: FakeTensorMode) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    with mode:
-        return torch.empty_strided(
-            value.shape, value.stride(), dtype=value.dtype, device=value.device
-        )
+    return [fake_like(v, mode) if any(v is w for w in vals[:i]) else v for i, v in enumerate(vals)]
 
 
 def _val(value: Any) -> Any:

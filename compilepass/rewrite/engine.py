@@ -27,7 +27,8 @@ from .example import example_graph
 from .expand import KernelExpander
 from .match import Failure, Unifier
 from .near_miss import describe_failure, describe_reject
-from .record import Decompositions
+from .operations import op_name
+from .record import Decompositions, Recording
 from .region import Region
 from .reject import DECLINED, Reject
 from .rule import Pattern, Rule
@@ -122,7 +123,7 @@ class RuleResult:
         for candidates in self._candidates:
             pattern = candidates.pattern
             failures = (
-                *candidates.misses(self._canonical, self._fused),
+                *candidates.misses(self._fused),
                 *self._from_the_end(pattern),
             )
             for failure in failures:
@@ -164,6 +165,7 @@ class Engine:
         self._decompositions = decompositions
         self._expand = KernelExpander(decompositions)
         self._patterns: dict[tuple[Rule, torch.dtype], Pattern] = {}
+        self._recordings: dict[Any, Recording] = {}
 
     def pattern(self, rule: Rule, dtype: torch.dtype) -> Pattern:
         """The rule's pattern for ``dtype``; raises :class:`PatternError` if it cannot be traced."""
@@ -198,13 +200,13 @@ class Session:
     ) -> None:
         self._engine = engine
         self.graph = graph
-        self.canonical = Canonical(engine._expand)
-        self.canonical.add_graph(graph)
-        self._mutations = Mutations(self.canonical.mutable_calls())
+        self.canonical = Canonical(graph, engine._expand)
+        self._mutations = Mutations(self.canonical.calls.mutable_calls())
         self._emitter = Emitter(
             graph,
             self.canonical,
             decompositions=engine._decompositions,
+            recordings=engine._recordings,
             has_writes=bool(self._mutations),
             verify=verify,
             any_kernel=any_kernel,
@@ -212,25 +214,22 @@ class Session:
 
     def apply(self, rule: Rule, *, refusal: Reject | None = None) -> RuleResult:
         """Rewrite every site of ``rule``, in graph order; with ``refusal``, refuse it instead."""
+        with torch._C.DisableTorchFunctionSubclass():  # fake tensors tell their shapes sooner
+            return self._apply(rule, refusal)
+
+    def _apply(self, rule: Rule, refusal: Reject | None) -> RuleResult:
         result = RuleResult(rule, _canonical=self.canonical)
         try:
             patterns = [self._engine.pattern(rule, dtype) for dtype in self._dtypes(rule)]
         except PatternError as error:
             result.error = error
             return result
-        for pattern in patterns:
-            candidates = Candidates.of(pattern, self.canonical)
-            if candidates is not None:
-                result._candidates.append(candidates)
-        for candidates in list(result._candidates):
-            pattern = candidates.pattern
+        result._candidates = [Candidates(pattern, self.canonical) for pattern in patterns]
+        for candidates in result._candidates:
             if result.sites:  # another dtype's pattern has changed the graph
-                now = Candidates.of(pattern, self.canonical)
-                if now is None:
-                    continue
-                candidates = now
+                candidates = Candidates(candidates.pattern, self.canonical)
             waiting: list[Region] = []
-            for region in self._regions(candidates, result._made):
+            for region in self._regions(candidates, result):
                 if not self._take(region, result, refusal):
                     waiting.append(region)
             self._take_together(waiting, result, refusal)
@@ -244,31 +243,44 @@ class Session:
         """
         if len(rule.variants) == 1:
             return list(rule.variants)
-        present = [d for d in rule.variants if d in self.canonical.dtypes]
+        present = [d for d in rule.variants if d in self.canonical.calls.dtypes]
         return sorted(present, key=lambda d: d.itemsize)
 
-    def _regions(self, candidates: Candidates, made: Collection[Node]) -> Iterator[Region]:
+    def _regions(self, candidates: Candidates, result: RuleResult) -> Iterator[Region]:
         """The matches one by one, while the caller rewrites those that it was given.
 
-        What it ``made`` is not looked at, so that a replacement may hold the pattern itself.
+        What the rule made is not looked at, so that a replacement may hold the pattern itself.
         """
         pattern, canonical = candidates.pattern, self.canonical
         tried: set[Term | Node] = set()
-        for anchor in candidates.anchors(canonical):
+        # Places in kernels that are no sites whatever is around them: whether they match.
+        settled: dict[Any, bool] = {}
+        for anchor in candidates.anchors():
             if anchor in tried or anchor.node in tried or not anchor.is_there:
                 continue
             tried.add(anchor)
-            bound = Unifier(exact=pattern.dtype is torch.float64).match(pattern.root, anchor)
+            place = canonical.place_in_kernel(anchor)
+            if place in settled:
+                if settled[place]:
+                    result._fused.update(anchor.owners)
+                continue
+            unifier = Unifier(exact=pattern.dtype is torch.float64)
+            bound = unifier.match(pattern.root, anchor)
             if bound is None:
+                if place is not None and unifier.stayed_inside(anchor.owners):
+                    settled[place] = False
                 continue
             first = Region.of(pattern, anchor, bound, canonical)
+            if place is not None and first.is_inside_kernel:
+                settled[place] = True
             tried.add(first.root)
-            others = canonical.calls(first.root.target) if first.form is not None else []
+            form = first.form
+            others = canonical.calls.named(op_name(first.root.target)) if form is not None else []
             yield first
             for node in others:
-                if node not in tried and node not in made and not node._erased:
-                    assert first.form is not None
-                    region = first.form.find(node)
+                if node not in tried and node not in result._made and not node._erased:
+                    assert form is not None
+                    region = form.find(node)
                     if region is not None:
                         tried.add(node)
                         yield region

@@ -36,6 +36,7 @@ class Builder(Protocol):
         *,
         like: Term,
         dtype: torch.dtype | None = None,
+        shape: Shape | None = None,
         seen: tuple[Shape | None, ...] | None = None,
         absorb: tuple[Term, ...] = (),
     ) -> Term: ...
@@ -111,6 +112,18 @@ def possible(op: str) -> frozenset[str]:
     return frozenset(found)
 
 
+@functools.cache
+def may_vanish(op: str) -> bool:
+    """Whether a node of ``op`` may be its operand in canonical form."""
+    return any(entry.may_vanish for name in possible(op) for entry in EQUIVALENCES.get(name, ()))
+
+
+@functools.cache
+def made_at(op: str) -> frozenset[str]:
+    """The operations of all terms that a node of ``op`` may be read as."""
+    return possible(op) | (_CASTING.makes if op in _CASTING.ops else frozenset())
+
+
 def table() -> list[tuple[str, tuple[str, ...], str]]:
     """Every entry as (name, operations it looks at, first line of its description)."""
     ops: dict[str, list[str]] = defaultdict(list)
@@ -120,6 +133,25 @@ def table() -> list[tuple[str, tuple[str, ...], str]]:
             ops[entry.name].append(op)
             text[entry.name] = (entry.rewrite.__doc__ or "").strip().splitlines()[0]
     return [(name, tuple(ops[name]), text[name]) for name in sorted(ops)]
+
+
+@equivalence(*sorted(PROMOTING - {"maximum", "minimum"}), makes="add sub mul div", of="full")
+def filled_tensor_is_number(t: Term, b: Builder) -> Term | None:
+    """``x + torch.tensor(1.0)`` is ``x + 1.0``; the tensor may have other users."""
+    args = tuple([_filled(a) if a.op == "full" else a for a in t.args])
+    others = [a for a in args if not a.is_const]
+    if len(args) != 2 or args == t.args or len(others) != 1 or others[0].dtype != t.dtype:
+        return None
+    seen = tuple([None if a.is_const else s for a, s in zip(args, t.seen, strict=True)])
+    return b.make(t.op, args, t.params, like=t, seen=seen)
+
+
+def _filled(term: Term) -> Term:
+    """The number that a tensor without dimensions is filled with, if its dtype keeps it."""
+    value = term.param("fill_value")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    exact = term.dtype in (torch.float32, torch.float64, torch.int64)
+    return const(value) if is_number and exact and term.shape == () else term
 
 
 def _is(term: Term, value: float) -> bool:
@@ -233,6 +265,38 @@ def _mean(t: Term, total: Term, count: object, b: Builder) -> Term | None:
     if not same(product([shape[d] for d in total.param("dim")]), count):
         return None
     return b.make("mean", total.args, total.params, like=t, seen=total.seen, absorb=(total,))
+
+
+@equivalence("getitem", makes="mean sub mul", of="var_mean")
+def var_mean_is_two_means(t: Term, b: Builder) -> Term | None:
+    """``var_mean(x, correction=0)`` is a variance as below and ``mean(x)`` (inexact)."""
+    source = t.args[0]
+    if source.op != "var_mean":
+        return None
+    if t.param("index") == 1:
+        dims = (("dim", source.param("dim")),)
+        return b.make("mean", source.args, dims, like=t, seen=source.seen, absorb=(source,))
+    return _variance(t, source, b)
+
+
+@equivalence("var", makes="mean sub mul")
+def variance_is_mean(t: Term, b: Builder) -> Term | None:
+    """``var(x, correction=0)`` in float32 is ``mean((x - mean(x)) ** 2)`` (inexact)."""
+    return _variance(t, t, b)
+
+
+def _variance(t: Term, source: Term, b: Builder) -> Term | None:
+    shape = source.seen[0]
+    if source.param("correction") != 0 or shape is None or t.dtype in _HALF:
+        return None
+    dims = source.param("dim")
+    kept = tuple([1 if d in dims else n for d, n in enumerate(shape)])
+    within = partial(b.make, like=t, absorb=(source,) if source is not t else ())
+    mean = within("mean", source.args, (("dim", dims),), seen=(shape,))
+    apart = (source.args[0], mean)
+    off = within("sub", apart, (("alpha", 1),), shape=shape, seen=(shape, kept))
+    square = within("mul", (off, off), shape=shape)
+    return within("mean", (square,), (("dim", dims),), seen=(shape,))
 
 
 def _inverted(term: Term) -> Size | None:

@@ -1,7 +1,7 @@
 """Expand a call of a registered kernel into the terms of its native reference.
 
-The native form is traced once per kernel, dtypes, ranks and which sizes are equal; every further
-call copies the traced terms with its own sizes and numbers.
+The native form is traced once per kernel, dtypes, ranks and which sizes are equal. From it the
+terms of calls with the same sizes and numbers are made once, and copied for each of them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import sympy
 from ..errors import PatternError
 from ..kernels import find
 from ..reporting import note
-from .canonical import Operand
+from .canonical import Expansion, Operand
 from .record import Decompositions
 from .term import Size, Term
-from .trace import TensorSpec, Traced, Variable, copy_terms, size_symbol, trace
+from .trace import TensorSpec, Traced, Variable, size_symbol, substituted, trace
 
 __all__ = ["KernelExpander"]
 
@@ -27,6 +27,7 @@ class KernelExpander:
     def __init__(self, decompositions: Decompositions) -> None:
         self._decompositions = decompositions
         self._traces: dict[Any, Traced | None] = {}
+        self._forms: dict[Any, Traced | None] = {}  # with the sizes and numbers of calls
 
     def __call__(
         self,
@@ -34,8 +35,8 @@ class KernelExpander:
         params: list[tuple[str, Any]],
         operands: list[Operand],
         owners: tuple[Any, ...],
-    ) -> tuple[list[Term], list[Term]] | None:
-        """The output terms, and all terms made for them; ``None`` for an op without native form.
+    ) -> Expansion | None:
+        """The terms of a call; ``None`` for an op without native form.
 
         ``params`` are the arguments of ``op`` that are no tensors.
         """
@@ -59,14 +60,31 @@ class KernelExpander:
         traced = self._traces[key]
         if traced is None:
             return None
-        back = {symbol: size for size, symbol in sizes.items()}
-        if any(g.xreplace(back) != sympy.true for g in traced.guards):
+        given = tuple(v for k, v in params if k in numbers)
+        form = self._form(traced, tuple(sizes), dict(zip(numbers, given, strict=True)))
+        if form is None:
             return None
-        values = {Variable(k): v for k, v in params if k in numbers}
-        replaced = {traced.inputs[n]: t for n, t in inputs.items()}
-        new = copy_terms(traced.terms, back, values, replaced=replaced, owners=owners)
-        made = [new[t] for t in traced.terms if t not in replaced]
-        return [new[t] for t in traced.outputs], made
+        return _copied(form, inputs, owners)
+
+    def _form(
+        self, traced: Traced, sizes: tuple[Size, ...], numbers: dict[str, Any]
+    ) -> Traced | None:
+        """``traced`` with these sizes and numbers, unless it was traced for others."""
+        key = (id(traced), sizes, tuple(numbers.items()))
+        if key not in self._forms:
+            back = {size_symbol(str(i)): size for i, size in enumerate(sizes)}
+            if any(g.xreplace(back) != sympy.true for g in traced.guards):
+                self._forms[key] = None
+            else:
+                values = {Variable(k): v for k, v in numbers.items()}
+                new = substituted(traced.terms, back, values)
+                self._forms[key] = Traced(
+                    {n: new[t] for n, t in traced.inputs.items()},
+                    tuple([new[t] for t in traced.outputs]),
+                    tuple([new[t] for t in traced.terms]),
+                    (),
+                )
+        return self._forms[key]
 
     def _trace(
         self, native: Any, specs: Any, numbers: list[str], fixed: Any, hints: Any, op: Any
@@ -84,6 +102,27 @@ class KernelExpander:
         except (PatternError, RuntimeError, TypeError) as error:
             note("rewrite", f"calls of {op} are not matched by rules: {error}")
             return None
+
+
+def _copied(form: Traced, inputs: dict[str, Term], owners: tuple[Any, ...]) -> Expansion:
+    """Terms of one call's own on ``inputs``."""
+    new = {form.inputs[name]: term for name, term in inputs.items()}
+    made: list[Term] = []
+    for term in form.terms:
+        if term not in new:
+            new[term] = Term(
+                term.op,
+                tuple([new[a] for a in term.args]),
+                term.params,
+                shape=term.shape,
+                dtype=term.dtype,
+                seen=term.seen,
+                owners=owners,
+            )
+            made.append(new[term])
+    given = list(inputs.values())
+    kind = (id(form), *(given.index(term) for term in given))
+    return Expansion([new[t] for t in form.outputs], made, kind)
 
 
 def _symbol(size: Size, sizes: dict[Size, sympy.Symbol]) -> Size:

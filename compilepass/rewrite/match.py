@@ -82,6 +82,7 @@ class Unifier:
         self._numbers: dict[str, Any] = {}
         self._leading: dict[Term | None, Shape] = {}
         self._furthest = -1
+        self._looked_at: list[Term] = []  # whose operation is the pattern's
         self.failure: Failure | None = None
 
     def match(self, pattern: Term, found: Term) -> Bindings | None:
@@ -104,6 +105,10 @@ class Unifier:
     @property
     def terms(self) -> dict[Term, Term]:
         return self._terms
+
+    def stayed_inside(self, owners: tuple[Node, ...]) -> bool:
+        """Whether it saw only what ``owners`` compute, and of their operands op and layout."""
+        return all(t.owners == owners for t in self._looked_at)
 
     @property
     def matched(self) -> int:
@@ -191,9 +196,13 @@ class Unifier:
         actual: Any = None,
         what: str = "",
         user: Term | None = None,
+        shape: Shape | None = None,
     ) -> bool:
+        """Keep why this attempt ended, if none came further; ``shape`` is the pattern's."""
         reached = len(self._order)
         if reached > self._furthest:
+            if shape is not None:
+                expected = self._known(shape)
             self._furthest = reached
             matched = sum(1 for q in self._order if q.op != "input" and q is not p)
             matched -= p.op in ("input", "const")  # then its user is what does not fit
@@ -223,6 +232,7 @@ class Unifier:
         if p.op != "input":
             if p.op != t.op:
                 return self._fail("op", p, t)
+            self._looked_at.append(t)
             if len(p.args) != len(t.args):
                 return self._fail("arity", p, t, len(p.args), len(t.args))
         elif t.is_const:
@@ -234,7 +244,7 @@ class Unifier:
         if p.broadcasts is not None:  # its shape is what it is where it is used
             return True
         if align(p.shape, t.shape, self._dims) is None and not self._is_viewed(p, t):
-            return self._fail("shape", p, t, self._known(p.shape), t.shape)
+            return self._fail("shape", p, t, actual=t.shape, shape=p.shape)
         return True
 
     def _is_viewed(self, p: Term, t: Term) -> bool:
@@ -279,7 +289,7 @@ class Unifier:
             for axis, group in enumerate(groups):
                 if any(found[d] != wanted[axis] for d in group):
                     return self._fail(
-                        "broadcast", p, t, self._known(want), have, f"operand {i + 1}"
+                        "broadcast", p, t, actual=have, what=f"operand {i + 1}", shape=want
                     )
         return True
 
@@ -308,7 +318,7 @@ class Unifier:
             if table is not None:
                 leading[table] = have[:-inner]
             if not apart:
-                return self._fail("broadcast", p, t, self._known(want), have)
+                return self._fail("broadcast", p, t, actual=have, shape=want)
         for key, sizes in leading.items():
             known = self._leading.setdefault(key, sizes)
             if len(known) != len(sizes) or not all(map(same, known, sizes)):
@@ -328,13 +338,13 @@ class Unifier:
                 continue
             if kind == "exact":
                 if not self._same_dims(want, have):
-                    return self._fail("shape", p, t, self._known(want), have, which)
+                    return self._fail("shape", p, t, actual=have, what=which, shape=want)
                 continue
             groups = align(want, have, self._dims)
             if groups is None:
                 if kind == "reduction" and p.param("dim") != t.param("dim"):
                     return self._fail("dim", p, t, p.param("dim"), t.param("dim"))
-                return self._fail("shape", p, t, self._known(want), have, which)
+                return self._fail("shape", p, t, actual=have, what=which, shape=want)
             of_one_rank = p.op != "cat" and len(want) == len(p.seen[0] or ())
             if of_one_rank and not self._along(p, t, have, groups, kind):
                 return False
@@ -345,7 +355,7 @@ class Unifier:
         assert p.shape is not None and t.shape is not None
         groups = align(p.shape, t.shape, self._dims)
         if groups is None:
-            return self._fail("shape", p, t, self._known(p.shape), t.shape)
+            return self._fail("shape", p, t, actual=t.shape, shape=p.shape)
         return self._along(p, t, t.shape, groups, "along")
 
     def _same_dims(self, want: Shape, have: Shape) -> bool:

@@ -13,18 +13,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ..errors import PatternError
+from ..torch_compat import fake_like
+from .layout import is_row_major, layout
+from .term import Shape, same
 
 __all__ = ["Call", "Decompositions", "MutationError", "Recording", "record"]
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 
 aten = torch.ops.aten
+
+#: those whose result has the dtype of their floating operands
+_ELEMENTWISE = frozenset(
+    getattr(aten, name)
+    for name in (
+        *("abs", "add", "clamp_max", "clamp_min", "cos", "div", "erf", "exp", "maximum"),
+        *("minimum", "mul", "neg", "reciprocal", "relu", "round", "rsqrt", "sigmoid", "sin"),
+        *("sqrt", "sub", "tanh"),
+    )
+)
 
 
 class MutationError(PatternError):
@@ -95,7 +108,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if out is not NotImplemented:
                 return out
         functional = self.functional(func, args) if func._schema.is_mutable else func
-        out = func(*args, **kwargs)
+        out = _elementwise(func, args, kwargs)
+        if out is None:
+            out = func(*args, **kwargs)
         flat, _ = tree_flatten(out)
         tensors = [t for t in flat if isinstance(t, torch.Tensor)]
         if torch.Tag.data_dependent_output in func.tags or any(map(free_unbacked_symbols, tensors)):
@@ -156,6 +171,38 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 hint="Pass it as an input, or build it inside from the inputs.",
             )
         return call
+
+
+def _elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of an elementwise operation on row-major tensors of one floating dtype.
+
+    It is laid out as the one that the others are broadcast to. Working that out costs PyTorch a
+    hundred times as much where sizes are symbols. ``None`` for other calls.
+    """
+    is_cast = func is torch.ops.prims.convert_element_type.default
+    if kwargs or not (is_cast or func.overloadpacket in _ELEMENTWISE):
+        return None
+    tensors = [a for a in args if isinstance(a, FakeTensor)]
+    if not tensors or any(isinstance(a, complex) for a in args):
+        return None
+    shapes = [layout(t)[0] for t in tensors]
+    for full, shape in zip(tensors, shapes, strict=True):
+        if all(_spreads(s, shape) for s in shapes):
+            kinds = {(t.dtype, t.device) for t in tensors}
+            if len(kinds) > 1 or not full.dtype.is_floating_point:
+                return None
+            if not all(map(is_row_major, tensors)):
+                return None
+            return fake_like(full, full.fake_mode, dtype=args[1] if is_cast else None)
+    return None
+
+
+def _spreads(shape: Shape, over: Shape) -> bool:
+    """Whether a tensor of ``shape`` is broadcast to ``over``, as far as it is known."""
+    if len(shape) > len(over):
+        return False
+    ends = zip(reversed(shape), reversed(over), strict=False)
+    return all((type(s) is int and s == 1) or same(s, o) for s, o in ends)
 
 
 def record(

@@ -8,6 +8,7 @@ checked again.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import torch
 from torch.fx import Node
 
 from .canonical import Canonical
-from .contract import layout
+from .layout import layout
 from .match import Bindings
 from .rule import Pattern
 from .term import Shape, Size, Term, same, size_of
@@ -45,6 +46,17 @@ class Region:
     numbers: dict[str, Any]
     leading: dict[str, Shape]
     form: Form | None = None
+
+    @property
+    def is_inside_kernel(self) -> bool:
+        """Whether it is a part of one kernel call, with an input or output that exists inside."""
+        if len(self.covered) > 1:
+            return False
+        inside = [
+            n is None or (n.target is operator.getitem and n.args[0] in self.covered)
+            for n in self.inputs.values()
+        ]
+        return any(inside) or not any(self.outputs)
 
     @classmethod
     def of(cls, pattern: Pattern, root: Term, bound: Bindings, canonical: Canonical) -> Region:
@@ -122,10 +134,20 @@ class _Place(NamedTuple):
     number: int
 
 
-class _Call(NamedTuple):
+class _Step(NamedTuple):
+    """What the call at a place must be: the target, and its arguments by position.
+
+    ``sources`` are the places of those that are nodes, ``literals`` the plain values, ``nested``
+    the lists, which may hold nodes.
+    """
+
+    place: int
     target: Any
-    args: Any
-    kwargs: Any
+    arity: int
+    sources: tuple[tuple[int, int], ...]
+    literals: tuple[tuple[int, Any], ...]
+    nested: tuple[tuple[int, Any], ...]
+    kwargs: dict[str, Any]
 
 
 class Form:
@@ -135,7 +157,7 @@ class Form:
         self._region = region
         self._canonical = canonical
         self._inputs = set(region.inputs.values())
-        self._steps: list[_Call | None] = []
+        self._steps: list[_Step] = []  # each after those that use what it computes
         self._given: list[tuple[int, Any]] = []  # places outside, each with what must be there
         self._places: dict[Node, int] = {}
 
@@ -151,9 +173,23 @@ class Form:
 
     def find(self, root: Node) -> Region | None:
         """The equal region that ends in ``root``, if there is one."""
-        nodes: list[Any] = [None] * len(self._steps)
-        if not self._fits(0, root, nodes):
-            return None
+        nodes: list[Any] = [None] * len(self._places)
+        nodes[0] = root
+        for place, target, arity, sources, literals, nested, kwargs in self._steps:
+            node = nodes[place]
+            args = node.args
+            if node.target is not target or len(args) != arity:
+                return None
+            for i, source in sources:
+                if not _put(nodes, source, args[i]):
+                    return None
+            for i, value in literals:
+                if type(args[i]) is not type(value) or args[i] != value:
+                    return None
+            if nested and not all(_fits(want, args[i], nodes) for i, want in nested):
+                return None
+            if (kwargs or node.kwargs) and not _fits(kwargs, node.kwargs, nodes):
+                return None
         for place, kind in self._given:
             if _kind(nodes[place]) != kind:
                 return None
@@ -175,59 +211,67 @@ class Form:
             self,
         )
 
-    def _visit(self, node: Node) -> _Place:
-        if node in self._places:
-            return _Place(self._places[node])
-        place = self._places[node] = len(self._steps)
-        self._steps.append(None)
-        if (
-            len(self._places) < _LARGEST
-            and node not in self._inputs
-            and (node in self._region.covered or self._canonical.is_transparent(node))
-        ):
-            step = _Call(node.target, self._template(node.args), self._template(node.kwargs))
-            self._steps[place] = step
-        else:
-            self._given.append((place, _kind(node)))
-        return _Place(place)
+    def _visit(self, root: Node) -> None:
+        todo = [root]
+        self._places[root] = 0
+        for node in todo:
+            if (
+                len(self._places) < _LARGEST
+                and node not in self._inputs
+                and (node in self._region.covered or self._canonical.is_transparent(node))
+            ):
+                new = [n for n in node.all_input_nodes if n not in self._places]
+                self._places.update({n: len(self._places) + i for i, n in enumerate(new)})
+                todo += new
+                self._steps.append(self._step(node))
+            else:
+                self._given.append((self._places[node], _kind(node)))
+
+    def _step(self, node: Node) -> _Step:
+        args = [(i, self._template(a)) for i, a in enumerate(node.args)]
+        return _Step(
+            self._places[node],
+            node.target,
+            len(args),
+            tuple([(i, a.number) for i, a in args if isinstance(a, _Place)]),
+            tuple([(i, a) for i, a in args if not isinstance(a, (_Place, list, dict))]),
+            tuple([(i, a) for i, a in args if isinstance(a, (list, dict))]),
+            self._template(node.kwargs),
+        )
 
     def _template(self, value: Any) -> Any:
         if isinstance(value, Node):
-            return self._visit(value)
+            return _Place(self._places[value])
         if isinstance(value, (tuple, list)):
             return [self._template(v) for v in value]
         if isinstance(value, dict):
             return {k: self._template(v) for k, v in value.items()}
         return value
 
-    def _fits(self, place: int, node: Node, nodes: list[Any]) -> bool:
-        if nodes[place] is not None:
-            return nodes[place] is node
-        step = self._steps[place]
-        nodes[place] = node
-        if step is None:
-            return True
-        if node.target is not step.target:
-            return False
-        return self._same(step.args, node.args, nodes) and (
-            not (step.kwargs or node.kwargs) or self._same(step.kwargs, node.kwargs, nodes)
-        )
 
-    def _same(self, want: Any, have: Any, nodes: list[Any]) -> bool:
-        kind = type(want)
-        if kind is _Place:
-            return isinstance(have, Node) and self._fits(want.number, have, nodes)
-        if kind is list:
-            if not isinstance(have, (tuple, list)) or len(want) != len(have):
-                return False
-            return all(self._same(w, h, nodes) for w, h in zip(want, have, strict=True))
-        if kind is dict:
-            return (
-                isinstance(have, dict)
-                and want.keys() == have.keys()
-                and all(self._same(w, have[k], nodes) for k, w in want.items())
-            )
-        return kind is type(have) and bool(want == have)
+def _put(nodes: list[Any], place: int, node: Any) -> bool:
+    """Let ``node`` be what is at ``place``, unless another is."""
+    if nodes[place] is None and isinstance(node, Node):
+        nodes[place] = node
+    return nodes[place] is node
+
+
+def _fits(want: Any, have: Any, nodes: list[Any]) -> bool:
+    """Whether an argument is that of the template, with nodes at their places."""
+    kind = type(want)
+    if kind is _Place:
+        return _put(nodes, want.number, have)
+    if kind is list:
+        if not isinstance(have, (tuple, list)) or len(want) != len(have):
+            return False
+        return all(_fits(w, h, nodes) for w, h in zip(want, have, strict=True))
+    if kind is dict:
+        return (
+            isinstance(have, dict)
+            and want.keys() == have.keys()
+            and all(_fits(w, have[k], nodes) for k, w in want.items())
+        )
+    return kind is type(have) and bool(want == have)
 
 
 def _kind(node: Node) -> Any:

@@ -7,6 +7,7 @@ would not need its own result, all values are on one device, and the rule's own 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,10 +124,9 @@ def find_site(
         reject = _mutated(mutations, inputs, covered, place, canonical)
         if reject is not None:
             return reject
-    for guard in pattern.traced.guards:
-        known = {s: region.dims.get(s.name, s) for s in guard.free_symbols}
-        if guard.xreplace(known) != sympy.true:
-            return Reject("guard", f"the pattern was traced for {_text(guard)}.")
+    guard = _broken(pattern.traced.guards, tuple(region.dims.items()))
+    if guard is not None:
+        return Reject("guard", f"the pattern was traced for {_text(guard)}.")
     match = Match(
         rule,
         {name.removeprefix("$"): size for name, size in region.dims.items()},
@@ -141,6 +141,19 @@ def find_site(
         if refused is not None:
             return refused.at(outputs[0])
     return Site(pattern, match, outputs, tuple(covered), before, must_sort, region.form)
+
+
+@functools.lru_cache(1024)
+def _broken(
+    guards: tuple[sympy.Basic, ...], dims: tuple[tuple[str, Size], ...]
+) -> sympy.Basic | None:
+    """The first of a pattern's conditions that does not hold for these sizes."""
+    known = dict(dims)
+    for guard in guards:
+        sizes = {s: known.get(s.name, s) for s in guard.free_symbols}
+        if guard.xreplace(sizes) != sympy.true:
+            return guard
+    return None
 
 
 def _mutated(

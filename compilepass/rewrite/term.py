@@ -13,11 +13,14 @@ the same groups of dimensions (:func:`align`, :func:`broadcast_axes`).
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any, Protocol, TypeAlias
 
 import sympy
 import torch
 from torch.fx import Node
+
+from .size_facts import known
 
 __all__ = [
     "BROADCASTS",
@@ -36,6 +39,8 @@ BROADCASTS: tuple[tuple[str, Any], ...] = (("broadcasts", True),)
 
 Size: TypeAlias = Any  # an int or a sympy expression; sympy has no types
 Shape: TypeAlias = tuple[Size, ...]
+
+_REMEMBERED = 8192  # results of functions of shapes
 
 _READ = ("op", "args", "params", "seen", "shape", "owners")
 
@@ -155,7 +160,7 @@ def size_of(value: Any) -> Size:
     """An ``int``, ``SymInt`` or sympy expression as a plain ``int`` or sympy expression."""
     if isinstance(value, int):
         return value
-    expr = value.node.expr if isinstance(value, torch.SymInt) else value
+    expr = known(value) if isinstance(value, torch.SymInt) else value
     return int(expr) if isinstance(expr, sympy.Integer) else expr
 
 
@@ -169,7 +174,12 @@ def product(sizes: tuple[Size, ...] | list[Size]) -> Size:
 def same(a: Size, b: Size) -> bool:
     if isinstance(a, int) and isinstance(b, int):
         return a == b
-    return bool(a == b) or sympy.expand(a - b) == 0
+    return bool(a == b) or _are_equal(a, b)
+
+
+@functools.lru_cache(_REMEMBERED)
+def _are_equal(a: Size, b: Size) -> bool:
+    return bool(sympy.expand(a - b) == 0)
 
 
 def align(pattern: Shape, found: Shape, dims: dict[str, Size]) -> list[tuple[int, ...]] | None:
@@ -180,6 +190,19 @@ def align(pattern: Shape, found: Shape, dims: dict[str, Size]) -> list[tuple[int
     right; the leftmost free size takes all dimensions that are left. ``dims`` is only written to
     on success.
     """
+    aligned = _aligned(pattern, found, tuple(dims.items()))
+    if aligned is None:
+        return None
+    groups, new = aligned
+    dims.update(new)
+    return groups
+
+
+@functools.lru_cache(_REMEMBERED)  # a deep model has the same few shapes everywhere
+def _aligned(
+    pattern: Shape, found: Shape, known: tuple[tuple[str, Size], ...]
+) -> tuple[list[tuple[int, ...]], dict[str, Size]] | None:
+    dims = dict(known)
     new: dict[str, Size] = {}
     groups: list[tuple[int, ...]] = [()] * len(pattern)
     j = len(found) - 1
@@ -214,8 +237,7 @@ def align(pattern: Shape, found: Shape, dims: dict[str, Size]) -> list[tuple[int
         j -= len(take)
     if any(found[k] != 1 for k in range(j + 1)):
         return None
-    dims.update(new)
-    return groups
+    return groups, new
 
 
 def broadcast_axes(operand: Shape, out: Shape) -> tuple[bool, ...]:

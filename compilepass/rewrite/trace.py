@@ -22,9 +22,10 @@ from torch.utils._pytree import tree_flatten
 from ..errors import PatternError
 from .canonical import Canonical
 from .record import Decompositions, Recording, record
+from .size_facts import without_facts
 from .term import Shape, Size, Term, size_of
 
-__all__ = ["TensorSpec", "Traced", "Variable", "copy_terms", "size_symbol", "trace"]
+__all__ = ["TensorSpec", "Traced", "Variable", "size_symbol", "substituted", "trace"]
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def trace(
     function cannot be traced.
     """
     run = functools.partial(_record, fn, tensors, numbers, fixed, decompositions, what)
-    sizes = _Sizes(hints or {})
+    sizes = _spare.pop() if _spare and not hints else _Sizes(hints or {})
     recording, sentinels = run(sizes, salt=0)
     if numbers:
         again = run(_Sizes(hints or {}, symbolic=False), salt=1)
@@ -91,12 +92,15 @@ def trace(
     inputs = [canonical.term(c) for c in recording.inputs]
     outputs = [canonical.term(c) for c in recording.outputs]
     order = _in_order([t for t in (*inputs, *outputs) if t is not None])
-    renamed = copy_terms(order, sizes.names, {v: Variable(n) for v, n in sentinels.items()})
+    guards = sizes.take_guards()
+    if not guards and not hints:
+        _spare.append(sizes)
+    renamed = substituted(order, sizes.names, {v: Variable(n) for v, n in sentinels.items()})
     return Traced(
         {n: renamed[t] for n, t in zip(tensors, inputs, strict=True) if t is not None},
         tuple(renamed[t] for t in outputs if t is not None),
         tuple(renamed[t] for t in order),
-        tuple(g for g in sizes.guards() if not _is_trivial(g)),
+        guards,
     )
 
 
@@ -140,13 +144,19 @@ def _sentinel(index: int, salt: int) -> float:
 
 
 class _Sizes:
-    """The sizes of one trace: symbols of PyTorch's with the way back to ours, or examples."""
+    """The sizes of a trace: symbols of PyTorch's with the way back to ours, or examples.
+
+    They take long to make, so one that has learned nothing of its sizes serves the next trace too.
+    """
 
     def __init__(self, hints: Mapping[str, int], *, symbolic: bool = True) -> None:
         self._env = ShapeEnv(duck_shape=False, specialize_zero_one=False) if symbolic else None
+        if self._env is not None:
+            without_facts(self._env)
         self.mode = FakeTensorMode(shape_env=self._env)
-        self.mode.cache_enabled = False  # sizes are new in each trace: it would never hit
+        self.mode.cache_enabled = False  # it keys on sizes in full, which costs more than it saves
         self._hints = dict(hints)
+        self._taken = 0
         self.names: dict[sympy.Symbol, sympy.Symbol] = {}  # PyTorch's symbol to ours
         self._symbols: dict[sympy.Symbol, sympy.Symbol] = {}  # ours to PyTorch's
 
@@ -160,10 +170,12 @@ class _Sizes:
         expr = size.xreplace({s: self._symbol(s) for s in symbols})
         return self._env.create_symintnode(expr, hint=hint)
 
-    def guards(self) -> list[sympy.Basic]:
-        """The conditions on sizes under which the recording is right."""
-        found = self._env.guards if self._env is not None else []
-        return [g.expr.xreplace(self.names) for g in found]
+    def take_guards(self) -> tuple[sympy.Basic, ...]:
+        """The conditions on sizes under which what was recorded since the last time is right."""
+        every = self._env.guards if self._env is not None else []
+        new, self._taken = every[self._taken :], len(every)
+        found = [g.expr.xreplace(self.names) for g in new]
+        return tuple([g for g in found if not _is_trivial(g)])
 
     def declare(self, sizes: Sequence[Size]) -> None:
         """Make the symbols of ``sizes``, all by one example tensor, since each one takes long."""
@@ -184,6 +196,9 @@ class _Sizes:
 
     def _hint(self, symbol: sympy.Symbol) -> int:
         return self._hints.setdefault(symbol.name, 48 + 32 * len(self._hints))
+
+
+_spare: list[_Sizes] = []  # a trace takes one out while it runs, so threads share none
 
 
 def _is_trivial(guard: sympy.Basic) -> bool:
@@ -226,15 +241,10 @@ def _in_order(terms: Sequence[Term]) -> list[Term]:
     return list(order)
 
 
-def copy_terms(
-    terms: Sequence[Term],
-    sizes: Mapping[Any, Any],
-    values: Mapping[Any, Any],
-    *,
-    replaced: Mapping[Term, Term] | None = None,
-    owners: tuple[Any, ...] = (),
+def substituted(
+    terms: Sequence[Term], sizes: Mapping[Any, Any], values: Mapping[Any, Any]
 ) -> dict[Term, Term]:
-    """Copy terms (in topological order) with sizes and literal values substituted."""
+    """Copies of terms (in topological order) with other sizes and literal values."""
     cache: dict[Shape, Shape] = {}
 
     def shape(old: Shape | None) -> Shape | None:
@@ -251,10 +261,8 @@ def copy_terms(
             return values.get(old, old)
         return _size(old, sizes) if isinstance(old, sympy.Expr) else old
 
-    new: dict[Term, Term] = dict(replaced or {})
+    new: dict[Term, Term] = {}
     for term in terms:
-        if term in new:
-            continue
         new[term] = Term(
             term.op,
             tuple(new[a] for a in term.args),
@@ -262,7 +270,6 @@ def copy_terms(
             shape=shape(term.shape),
             dtype=term.dtype,
             seen=tuple(shape(s) for s in term.seen),
-            owners=owners,
         )
     return new
 

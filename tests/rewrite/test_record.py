@@ -1,0 +1,92 @@
+"""The recorder works out layouts itself where that is simple: as PyTorch would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from compilepass import inductor
+from compilepass.kernels import native
+from compilepass.rewrite import record as recorder
+from compilepass.rewrite import trace as tracer
+from compilepass.rewrite.layout import layout
+from compilepass.rewrite.rule import Rule
+from compilepass.rewrite.trace import trace
+
+
+def broadcast(x: Tensor, weight: Tensor, column: Tensor) -> Tensor:
+    return torch.maximum(x * weight, column) - (column / x).tanh() + weight.exp() * 2
+
+
+def turned(x: Tensor) -> Tensor:
+    return (x.t() * 2).neg() + x.t()
+
+
+def widened(x: Tensor, weight: Tensor) -> Tensor:
+    return (x.to(torch.bfloat16) * weight.to(torch.bfloat16)).float() + x
+
+
+def counted(x: Tensor) -> Tensor:
+    return (x > 0) * 3 + x.to(torch.int32) * 2
+
+
+ROWS, WEIGHT, COLUMN = ("T", "H"), ("H",), ("T", 1)
+CASES: dict[str, tuple[Any, dict[str, tuple[Any, ...]]]] = {
+    "broadcast": (broadcast, {"x": ROWS, "weight": WEIGHT, "column": COLUMN}),
+    "turned": (turned, {"x": ROWS}),
+    "widened": (widened, {"x": ROWS, "weight": WEIGHT}),
+    "integers": (counted, {"x": ROWS}),
+    "norm": (lambda x, weight: native.rms_norm(x, weight, 1e-5), {"x": ROWS, "weight": WEIGHT}),
+    "gate": (native.gelu_and_mul, {"x": ("T", "2*H")}),
+}
+
+
+ASKED = {"turned"}  # a layout that PyTorch is asked for
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_recorded_layouts_are_those_that_pytorch_computes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracer, "_spare", [])  # symbols are named alike
+    ours, skipped = layouts(name)
+    monkeypatch.setattr(recorder, "_elementwise", lambda *args: None)
+    monkeypatch.setattr(tracer, "_spare", [])
+    theirs, _ = layouts(name)
+    assert ours == theirs
+    assert (skipped > 0) is (name not in ASKED)
+
+
+def layouts(name: str) -> tuple[list[Any], int]:
+    """The recorded operations with dtype and shape, and how many PyTorch was not asked for."""
+    fn, inputs = CASES[name]
+    rule = Rule(fn, fn, inputs)
+    skipped = 0
+    known = recorder._elementwise
+    seen: list[Any] = []
+
+    def watched(*args: Any) -> Any:
+        nonlocal skipped
+        out = known(*args)
+        skipped += out is not None
+        return out
+
+    recorder._elementwise = watched
+    add = recorder._Recorder.add
+
+    def noted(self: Any, op: str, name: str, target: Any, args: Any, kwargs: Any, val: Any) -> Any:
+        if isinstance(val, Tensor):
+            seen.append((target, layout(val)))
+        return add(self, op, name, target, args, kwargs, val)
+
+    recorder._Recorder.add = noted  # type: ignore[method-assign]
+    try:
+        decompositions = inductor.engine()._decompositions
+        specs = rule.specs(torch.float32)
+        trace(fn, specs, (), rule.fixed, decompositions=decompositions, what="a case")
+    finally:
+        recorder._elementwise, recorder._Recorder.add = known, add  # type: ignore[method-assign]
+    return seen, skipped
