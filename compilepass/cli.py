@@ -1,4 +1,4 @@
-"""The command line: ``compilepass run``, ``ops`` and ``plan``.
+"""The command line: ``compilepass run``, ``ops``, ``plan`` and ``coverage``.
 
 Exit codes: 0 all is well, 1 a check failed, 2 the command or the configuration is wrong, 130
 interrupted. Torch is imported by the commands, so that ``--help`` and usage errors are quick.
@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
+from .coverage_command import coverage
 from .errors import CompilePassError, ExpectationError
 
 if TYPE_CHECKING:
@@ -183,6 +184,9 @@ def plan(
             for e in made.entries
         ]
     )
+
+
+app.command()(coverage)
 
 
 def main() -> None:
