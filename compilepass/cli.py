@@ -1,4 +1,4 @@
-"""The command line: ``compilepass run``, ``ops`` and ``plan``.
+"""The command line: ``compilepass run``, ``ops``, ``plan``, ``coverage`` and ``kernels``.
 
 Exit codes: 0 all is well, 1 a check failed, 2 the command or the configuration is wrong, 130
 interrupted. Torch is imported by the commands, so that ``--help`` and usage errors are quick.
@@ -19,7 +19,9 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
+from .coverage_command import coverage
 from .errors import CompilePassError, ExpectationError
+from .kernels_command import kernels
 
 if TYPE_CHECKING:
     from .config import CompilationConfig
@@ -183,6 +185,10 @@ def plan(
             for e in made.entries
         ]
     )
+
+
+app.command()(coverage)
+app.command()(kernels)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from .errors import CompilePassError
-from .float64 import InFloat64, widen
+from .kernels.float64 import InFloat64, widen
 from .ops.custom_op import DispatchedOp
 
 __all__ = ["run_in_float64"]

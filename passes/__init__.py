@@ -9,6 +9,7 @@ from .fusion.act_and_mul import FuseActAndMul
 from .fusion.act_quant import FuseActQuant
 from .fusion.add_rms_norm import FuseAddRMSNorm
 from .fusion.int8_linear import FuseInt8Linear
+from .fusion.layer_norm import FuseLayerNorm
 from .fusion.norm_quant import FuseNormQuant
 from .fusion.rms_norm import FuseRMSNorm
 from .fusion.rope import FuseRope
@@ -31,6 +32,7 @@ def shipped_passes() -> list[type[Pass]]:
         FuseActQuant,
         FuseAddRMSNorm,
         FuseInt8Linear,
+        FuseLayerNorm,
         FuseNormQuant,
         FuseRMSNorm,
         FuseRope,

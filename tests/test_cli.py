@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -118,7 +119,7 @@ def test_an_error_out_of_bound_fails(target: str) -> None:
         (["run", "hf:llama", "--set", "hidden=3"], "Did you mean 'hidden_act' or 'hidden_size'?"),
         (["run", "hf:llama", "--set", "hidden"], "'hidden' is not a setting"),
         (["run", "hf:gemma3"], "hf:gemma3_text"),
-        (["run", "hf:vit"], "no causal language model 'vit'"),
+        (["run", "hf:vitt"], "Did you mean 'vit'"),
         (["run", "no_such_module:f"], "there is no module 'no_such_module'"),
         (["run", "no_such_file.py:f"], "there is no file 'no_such_file.py'"),
         (["run", "TARGET:modl"], "Did you mean 'model'?"),
@@ -187,3 +188,42 @@ def test_an_interrupt_exits_with_130_and_nothing_else(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "Traceback" not in err
     assert not (tmp_path / "dump").exists()
+
+
+def test_kernels_say_what_runs_and_why() -> None:
+    text = run("kernels", "--op", "rms_norm").stdout
+    assert "Kernels for cpu" in text
+    assert re.search(r"rms_norm +cpp +0 +runs", text)
+    found = run_json("kernels", "--op", "rms_norm", "--provider", "triton")
+    assert [(row["op"], row["device"]) for row in found] == [("compilepass::rms_norm", "cuda")]
+
+
+def test_kernels_are_verified_and_a_wrong_one_fails_with_its_first_wrong_call() -> None:
+    planted = ("--import", "tests.kernels.planted", "--op", "planted::halved")
+    good = run("kernels", "--verify", *planted, "--provider", "narrow")
+    assert good.exit_code == 0, good.output
+    assert re.search(r"planted::halved +cpu +narrow +ok +ok +ok +ok", good.stdout)
+    words = ("kernels", "--verify", *planted, "--provider", "rounds_half_up")
+    bad = run(*words)
+    assert bad.exit_code == 1
+    assert "ties: output 0" in bad.stdout
+    document = json.loads(run(*words, "--json").stdout)
+    assert not document["ok"]
+    assert {r["check"] for r in document["records"] if not r["ok"]} == {"native"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--op", "rms_nrm"], "Did you mean 'rms_norm'"),
+        (["--import", "no_such_module"], "no_such_module, which --import names"),
+        (["--verify", "--provider", "cp"], "Did you mean 'cpp'"),
+        (["--verify", "--op", "rms_norm", "--provider", "absent"], "No op has a provider 'absent'"),
+        (["--verify", "--op", "rms_norm", "--device", "tpu"], "There is no kernel to verify"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_kernels_that_are_not_there_are_said(words: list[str], message: str) -> None:
+    result = run("kernels", *words)
+    assert result.exit_code == 2
+    assert message in result.stderr

@@ -1,6 +1,7 @@
 """Fused ops: their mathematics, their schemas, and the platform kernels behind them."""
 
-from . import cpu, native
+from . import cpu, native, providers, triton
+from .examples import register_examples
 from .registry import (
     Availability,
     KernelOp,
@@ -15,6 +16,8 @@ from .registry import (
 from .shipped import SHIPPED
 
 cpu.register()
+triton.register()
+providers.register()
 
 __all__ = [
     "SHIPPED",
@@ -28,4 +31,5 @@ __all__ = [
     "native",
     "needs_grad",
     "provider",
+    "register_examples",
 ]

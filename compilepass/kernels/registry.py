@@ -41,8 +41,12 @@ __all__ = [
     "ensure_loaded",
     "find",
     "kernel_ops",
+    "load",
+    "load_plugins",
     "needs_grad",
     "provider",
+    "refusals",
+    "run_only",
 ]
 
 PLUGIN_GROUP = "compilepass.kernels"
@@ -114,7 +118,8 @@ class KernelOp:
         binding = _bind(self.name, device_type)
         if binding.chain:
             return Availability(True, binding.chain[0].name, "")
-        reason = "; ".join(binding.refused) or f"no kernel is registered for {device_type}"
+        refused = (f"{name}: {reason}" for name, reason in binding.refused.items())
+        reason = "; ".join(refused) or f"no kernel is registered for {device_type}"
         return Availability(False, None, reason)
 
     def supports(self, device: str | torch.device, *args: Any) -> str | None:
@@ -139,7 +144,7 @@ class _Binding:
     """What an op was bound to on a device type: usable providers best first, and the refused."""
 
     chain: tuple[Provider, ...]
-    refused: tuple[str, ...]
+    refused: Mapping[str, str]
 
 
 _lock = threading.RLock()
@@ -252,6 +257,30 @@ def ensure_loaded(device_type: str) -> None:
         _bind(name, device_type)
 
 
+def load(candidate: Provider) -> Function:
+    """The kernel of a provider, whatever its priority, to be called as the op is.
+
+    It is loaded on the first time, and must not be given what ``supports`` declines.
+    """
+    with _lock:
+        key = torch._C._dispatch_key_for_device(candidate.device_type)
+        return _kernel(_by_name(candidate.op), candidate, key)
+
+
+def refusals(op: KernelOp, device_type: str) -> Mapping[str, str]:
+    """Which providers were asked for and found unusable on the device, each with the reason."""
+    return _bind(op.name, device_type).refused
+
+
+def run_only(candidate: Provider) -> None:
+    """Let calls of the op on the provider's device run this provider, else native; for checks."""
+    with _lock:
+        op, kernel = _by_name(candidate.op), load(candidate)
+        _bindings[candidate.op, candidate.device_type] = _Binding((candidate,), {})
+        key = torch._C._dispatch_key_for_device(candidate.device_type)
+        _install(op, [(candidate, kernel)], key)
+
+
 def needs_grad(*tensors: Tensor | None) -> bool:
     """Whether a call with ``tensors`` must be recorded for backward, so should run native."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
@@ -307,7 +336,7 @@ def _bind(name: str, device_type: str) -> _Binding:
     if binding is not None:
         return binding
     with _lock:
-        _load_plugins()
+        load_plugins()
         if (name, device_type) not in _bindings:
             _bindings[name, device_type] = _load(_ops[name], device_type)
         return _bindings[name, device_type]
@@ -316,7 +345,7 @@ def _bind(name: str, device_type: str) -> _Binding:
 def _load(op: KernelOp, device_type: str) -> _Binding:
     key = torch._C._dispatch_key_for_device(device_type)
     chain: list[tuple[Provider, Function]] = []
-    refused: list[str] = []
+    refused: dict[str, str] = {}
     for candidate in op.providers:
         if candidate.device_type != device_type:
             continue
@@ -328,19 +357,37 @@ def _load(op: KernelOp, device_type: str) -> _Binding:
             reason = error.what if isinstance(error, CompilePassError) else repr(error)
             note(f"kernels.{device_type}", f"{candidate.name} kernels cannot be used: {error}")
         if reason is not None:
-            refused.append(f"{candidate.name}: {reason}")
+            refused[candidate.name] = reason
         elif not candidate.may_decline:
             break
     if chain:
         _install(op, chain, key)
-    return _Binding(tuple(candidate for candidate, _ in chain), tuple(refused))
+    return _Binding(tuple(candidate for candidate, _ in chain), refused)
 
 
 def _kernel(op: KernelOp, candidate: Provider, key: str) -> Function:
     """What a provider's ``load`` gives, or has registered by itself; loaded once."""
     if candidate not in _loaded:
-        _loaded[candidate] = candidate.load() or _registered_kernel(op, candidate, key)
+        function = candidate.load()
+        _loaded[candidate] = (
+            _registered_kernel(op, candidate, key)
+            if function is None
+            else _on_its_device(function, candidate.device_type)
+        )
     return _loaded[candidate]
+
+
+def _on_its_device(function: Function, device_type: str) -> Function:
+    """``function`` with the device of its arguments as the current one, where Triton launches."""
+    device = getattr(getattr(torch, device_type, None), "device", None)
+    if device_type == "cpu" or device is None:
+        return function
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with device(_tensors(args, kwargs)[0].device):
+            return function(*args, **kwargs)
+
+    return run
 
 
 def _install(op: KernelOp, chain: list[tuple[Provider, Function]], key: str) -> None:
@@ -350,10 +397,22 @@ def _install(op: KernelOp, chain: list[tuple[Provider, Function]], key: str) -> 
         kernel = _chooser(op, chain)
     elif isinstance(kernel, _Registered):
         return
+    kernel = _without_gradients(op, kernel)
     namespace, _, short = op.name.partition("::")
     with warnings.catch_warnings():  # the kernel that is overridden is one of the chain
         warnings.filterwarnings("ignore", "Warning only once for all operators")
         _libraries[namespace].impl(short, kernel, key, allow_override=True)
+
+
+def _without_gradients(op: KernelOp, kernel: Function) -> Function:
+    """``kernel`` for calls that no gradient is wanted of, and native, which has one, for others."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if needs_grad(*_tensors(args, kwargs)):
+            return op.run_native(*args, **kwargs)
+        return kernel(*args, **kwargs)
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -391,7 +450,7 @@ def _chooser(op: KernelOp, chain: list[tuple[Provider, Function]]) -> Function:
     return choose
 
 
-def _load_plugins() -> None:
+def load_plugins() -> None:
     """Let installed packages register their ops and providers, before anything is bound."""
     global _plugins_loaded
     if _plugins_loaded:

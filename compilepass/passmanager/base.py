@@ -68,6 +68,7 @@ class Pass:
 
     ``default`` says whether the base word ``default`` includes it. ``requires`` names passes that
     must run before it; ``after`` and ``before`` order it against passes that may be absent.
+    ``covers`` is the kind of site that each match of it takes (:mod:`compilepass.sites`).
     """
 
     name: ClassVar[str] = ""
@@ -77,6 +78,7 @@ class Pass:
     after: ClassVar[tuple[str, ...]] = ()
     before: ClassVar[tuple[str, ...]] = ()
     kernels: ClassVar[tuple[str, ...]] = ()
+    covers: ClassVar[str] = ""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

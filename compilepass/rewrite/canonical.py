@@ -392,10 +392,11 @@ class Canonical:
         *,
         like: Term,
         dtype: torch.dtype | None = None,
+        shape: Shape | None = None,
         seen: tuple[Shape | None, ...] | None = None,
         absorb: tuple[Term, ...] = (),
     ) -> Term:
-        """A term with the shape and dtype of ``like``, for the use of equivalences.
+        """A term with the shape and dtype of ``like``, or others, for the use of equivalences.
 
         ``absorb`` names operations that are folded into the new one, so that a match of it is
         known to use them up.
@@ -406,7 +407,7 @@ class Canonical:
             op,
             args,
             params,
-            shape=like.shape,
+            shape=like.shape if shape is None else shape,
             dtype=dtype or like.dtype,
             seen=seen,
             owners=tuple(owners),

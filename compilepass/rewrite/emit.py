@@ -24,6 +24,7 @@ from ..torch_compat import fake_like
 from .canonical import Canonical
 from .contract import breaks_contract, shares_memory
 from .layout import is_row_major, layout
+from .memory_order import memory_order
 from .operations import is_split
 from .record import Call, Decompositions, MutationError, Recording, record
 from .region import Form
@@ -152,9 +153,13 @@ class Emitter:
         rule, match = site.pattern.rule, site.match
         mode: FakeTensorMode = vals[0].fake_mode
         shapes = _shapes(site, dict(zip(match.inputs, vals, strict=True)))
+        order = memory_order(site.pattern, shapes, outs)
 
         def run(**given: Any) -> tuple[torch.Tensor, ...]:
             tensors = {name: _viewed(given[name], shape) for name, shape in shapes.items()}
+            if order is not None:
+                open_ = {n: order.applied(t) for n, t in tensors.items() if rule.is_open(n)}
+                tensors |= open_
             if rule.layout == "contiguous":
                 tensors = {name: _row_major(tensor) for name, tensor in tensors.items()}
             rest = {name: v for name, v in given.items() if name not in rule.inputs}
@@ -165,6 +170,8 @@ class Emitter:
                     f"Rule {rule}: the pattern returns {len(outs)} values, "
                     f"the replacement {len(got)}."
                 )
+            if order is not None:
+                got = tuple(map(order.undone, got))
             return tuple(
                 g if o is None else _laid_out(_viewed(g, tuple(o.shape)), o)
                 for g, o in zip(got, outs, strict=True)

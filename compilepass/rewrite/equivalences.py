@@ -36,6 +36,7 @@ class Builder(Protocol):
         *,
         like: Term,
         dtype: torch.dtype | None = None,
+        shape: Shape | None = None,
         seen: tuple[Shape | None, ...] | None = None,
         absorb: tuple[Term, ...] = (),
     ) -> Term: ...
@@ -264,6 +265,38 @@ def _mean(t: Term, total: Term, count: object, b: Builder) -> Term | None:
     if not same(product([shape[d] for d in total.param("dim")]), count):
         return None
     return b.make("mean", total.args, total.params, like=t, seen=total.seen, absorb=(total,))
+
+
+@equivalence("getitem", makes="mean sub mul", of="var_mean")
+def var_mean_is_two_means(t: Term, b: Builder) -> Term | None:
+    """``var_mean(x, correction=0)`` is a variance as below and ``mean(x)`` (inexact)."""
+    source = t.args[0]
+    if source.op != "var_mean":
+        return None
+    if t.param("index") == 1:
+        dims = (("dim", source.param("dim")),)
+        return b.make("mean", source.args, dims, like=t, seen=source.seen, absorb=(source,))
+    return _variance(t, source, b)
+
+
+@equivalence("var", makes="mean sub mul")
+def variance_is_mean(t: Term, b: Builder) -> Term | None:
+    """``var(x, correction=0)`` in float32 is ``mean((x - mean(x)) ** 2)`` (inexact)."""
+    return _variance(t, t, b)
+
+
+def _variance(t: Term, source: Term, b: Builder) -> Term | None:
+    shape = source.seen[0]
+    if source.param("correction") != 0 or shape is None or t.dtype in _HALF:
+        return None
+    dims = source.param("dim")
+    kept = tuple([1 if d in dims else n for d, n in enumerate(shape)])
+    within = partial(b.make, like=t, absorb=(source,) if source is not t else ())
+    mean = within("mean", source.args, (("dim", dims),), seen=(shape,))
+    apart = (source.args[0], mean)
+    off = within("sub", apart, (("alpha", 1),), shape=shape, seen=(shape, kept))
+    square = within("mul", (off, off), shape=shape)
+    return within("mean", (square,), (("dim", dims),), seen=(shape,))
 
 
 def _inverted(term: Term) -> Size | None:

@@ -50,7 +50,20 @@ SPLITS = frozenset(["split", "split_with_sizes", "unbind"])
 #: what may leave all elements as they are and in their order
 LOOKED_THROUGH = VIEWS | {"cast", "expand", "permute", "slice", "t", "transpose"}
 REDUCTIONS = frozenset(
-    ["mean", "sum", "amax", "amin", "prod", "any", "all", "argmax", "argmin", "var", "std"]
+    [
+        "mean",
+        "sum",
+        "amax",
+        "amin",
+        "prod",
+        "any",
+        "all",
+        "argmax",
+        "argmin",
+        "var",
+        "std",
+        "var_mean",
+    ]
 )
 _ALONG = frozenset(
     [

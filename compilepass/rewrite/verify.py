@@ -18,7 +18,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 from torch.utils._pytree import tree_map
 
-from ..float64 import InFloat64, widen
+from ..kernels.float64 import InFloat64, widen
 from ..reporting import note
 from .reject import Reject
 from .rule import Rule

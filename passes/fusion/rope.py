@@ -13,12 +13,11 @@ After::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from compilepass import FusionPass, PassContext, Rule
 from compilepass.kernels import native
@@ -36,6 +35,7 @@ class FuseRope(FusionPass):
     """
 
     name = "fuse_rope"
+    covers = "rotary"
     requires = ("eliminate_common_subexpressions",)
     kernels = ("compilepass::rotate",)
 
@@ -50,11 +50,7 @@ def _whole(interleaved: bool, per_pair: bool, wide: bool) -> Rule:
         return native.rotate(x, cos, sin, interleaved, per_pair, wide)
 
     def fused(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        op = torch.ops.compilepass.rotate
-        if per_pair:  # ends in a cat, whose result is row-major
-            return op(x, cos, sin, interleaved, per_pair, wide)  # type: ignore[no-any-return]
-        back, *dense = _in_memory_order(x, cos, sin)
-        return back(op(*dense, interleaved, per_pair, wide))
+        return torch.ops.compilepass.rotate(x, cos, sin, interleaved, per_pair, wide)  # type: ignore[no-any-return]
 
     table = Input(("...", "I" if per_pair else "H"), broadcasts=True)
     heads = Input(("...", "2*I" if per_pair else "H"))
@@ -79,21 +75,3 @@ def _partial(interleaved: bool, per_pair: bool, wide: bool) -> Rule:
 def _name(what: str, interleaved: bool, per_pair: bool, wide: bool) -> str:
     flags = {"interleaved": interleaved, "per_pair": per_pair, "wide": wide}
     return "_".join((what, *(name for name, on in flags.items() if on)))
-
-
-def _in_memory_order(
-    x: Tensor, cos: Tensor, sin: Tensor
-) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor]:
-    """Heads that lie behind positions in memory put there in shape, and the way back.
-
-    An elementwise result has the strides of its input, a kernel's is row-major.
-    """
-    if x.dim() < 3 or not statically_known_true(x.stride(-3) < x.stride(-2)):
-        return (lambda out: out), x, cos, sin
-
-    def turned(t: Tensor) -> Tensor:
-        if t.dim() == 2:
-            t = t.unsqueeze(0)
-        return t.transpose(-3, -2) if t.dim() > 2 else t
-
-    return turned, turned(x), turned(cos), turned(sin)

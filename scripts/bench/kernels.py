@@ -1,8 +1,9 @@
-"""Times each fused CPU kernel against its native reference, eager and compiled by Inductor.
+"""Times each fused kernel against its native reference, eager and compiled by Inductor.
 
 The three, and a copy of as many bytes, are interleaved and the minimum is kept, so that a noisy
 machine disturbs all alike.
-Run ``python scripts/bench/kernels.py --json out.json``; ``--quick`` for a first look.
+Run ``python scripts/bench/kernels.py --json out.json``; ``--quick`` for a first look; on a GPU with
+``--device cuda``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from compilepass import kernels
 
 HIDDEN, INTERMEDIATE, HEAD = 4096, 14336, 128
 EPS = 1e-6
+CALLS = 20  # of which the time on a GPU is taken
 
 
 @dataclass(frozen=True)
@@ -31,16 +33,24 @@ class Measurement:
     """Microseconds a call, the best of all rounds."""
 
     op: str
+    provider: str
     dtype: str
     rows: int
     threads: int
+    megabytes: float
     kernel: float
     compiled: float
     eager: float
     copy: float
 
+    @property
+    def bandwidth(self) -> float:
+        """GB/s of the kernel."""
+        return self.megabytes / self.kernel * 1e3
+
 
 def arguments(op: str, rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    """On the default device."""
     x = torch.randn(rows, HIDDEN, dtype=dtype)
     weight = torch.randn(HIDDEN, dtype=dtype)
     gated = torch.randn(rows, 2 * INTERMEDIATE, dtype=dtype)
@@ -88,86 +98,110 @@ def keep_memory() -> None:
         mallopt(mmap_threshold, 2**30)
 
 
-def copy_of(args: tuple[Any, ...], result: Any) -> Callable[..., Any]:
-    """A copy that moves as many bytes as a kernel must: its tensors once, and its results."""
+def bytes_of(args: tuple[Any, ...], result: Any) -> int:
+    """What a kernel must move: its tensors once, and its results."""
     outputs = result if isinstance(result, tuple) else (result,)
-    tensors = [t for t in (*args, *outputs) if isinstance(t, torch.Tensor)]
-    half = sum(t.nbytes for t in tensors) // 2
-    source, target = torch.ones(half, dtype=torch.uint8), torch.ones(half, dtype=torch.uint8)
+    return sum(t.nbytes for t in (*args, *outputs) if isinstance(t, torch.Tensor))
+
+
+def copy_of(size: int) -> Callable[..., Any]:
+    """A copy that moves as many bytes."""
+    source, target = (torch.ones(size // 2, dtype=torch.uint8) for _ in range(2))
     return lambda *_: target.copy_(source)
 
 
-def best(functions: list[Callable[..., Any]], args: tuple[Any, ...], seconds: float) -> list[float]:
+def best(
+    functions: list[Callable[..., Any]], args: tuple[Any, ...], seconds: float, device: str
+) -> list[float]:
     minima = [float("inf")] * len(functions)
+    time_of = on_gpu if device == "cuda" else on_cpu
     for function in functions:
         function(*args)
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline:
         for i, function in enumerate(functions):
-            start = time.perf_counter()
-            function(*args)
-            minima[i] = min(minima[i], time.perf_counter() - start)
+            minima[i] = min(minima[i], time_of(function, args))
     return [round(1e6 * m, 2) for m in minima]
 
 
+def on_cpu(function: Callable[..., Any], args: tuple[Any, ...]) -> float:
+    start = time.perf_counter()
+    function(*args)
+    return time.perf_counter() - start
+
+
+def on_gpu(function: Callable[..., Any], args: tuple[Any, ...]) -> float:
+    """Of several calls, as they follow one another in a model."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(CALLS):
+        function(*args)
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / CALLS
+
+
 def measure(
-    rows: list[int], threads: list[int], seconds: float, only: list[str]
+    device: str, rows: list[int], threads: list[int], seconds: float, only: list[str]
 ) -> list[Measurement]:
-    ops = {op.name.partition("::")[2]: op for op in kernels.SHIPPED if op.available("cpu").ok}
-    ops = {name: op for name, op in ops.items() if not only or name in only}
     results = []
-    for name, op in ops.items():
+    for op in kernels.SHIPPED:
+        name, provider = op.name.partition("::")[2], op.available(device).provider
+        if provider is None or (only and name not in only):
+            continue
         compiled = torch.compile(op.native, dynamic=True)
         for dtype in (torch.bfloat16, torch.float32):
             for count in threads:
                 torch.set_num_threads(count)
                 for n in rows:
                     args = arguments(name, n, dtype)
-                    copy = copy_of(args, op.overload(*args))
-                    times = best([op.overload, compiled, op.native, copy], args, seconds)
+                    size = bytes_of(args, op.overload(*args))
+                    functions = [op.overload, compiled, op.native, copy_of(size)]
+                    times = best(functions, args, seconds, device)
                     short = str(dtype).removeprefix("torch.")
-                    results.append(Measurement(name, short, n, count, *times))
+                    found = (name, provider, short, n, count, size / 1e6)
+                    results.append(Measurement(*found, *times))
     return results
 
 
 def table(results: list[Measurement]) -> Table:
     shown = Table(title=f"µs a call (H={HIDDEN}, I={INTERMEDIATE}); ratios are over the kernel")
-    for heading in (
-        "op",
-        "dtype",
-        "threads",
-        "rows",
-        "kernel",
-        "Inductor",
-        "eager",
-        "copy",
-        "vs Inductor",
-        "vs eager",
-    ):
-        shown.add_column(heading, justify="left" if heading in ("op", "dtype") else "right")
+    headings = ("op", "provider", "dtype", "threads", "rows", "kernel", "Inductor", "eager")
+    for heading in (*headings, "copy", "vs Inductor", "vs eager", "GB/s"):
+        left = heading in ("op", "provider", "dtype")
+        shown.add_column(heading, justify="left" if left else "right")
     for m in results:
-        ratios = (f"{m.compiled / m.kernel:.2f}", f"{m.eager / m.kernel:.2f}")
         times = (f"{t:.1f}" for t in (m.kernel, m.compiled, m.eager, m.copy))
-        shown.add_row(m.op, m.dtype, str(m.threads), str(m.rows), *times, *ratios)
+        ratios = (f"{t / m.kernel:.2f}" for t in (m.compiled, m.eager))
+        what = (m.op, m.provider, m.dtype, str(m.threads), str(m.rows))
+        shown.add_row(*what, *times, *ratios, f"{m.bandwidth:.1f}")
     return shown
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path, help="write the measurements here")
     parser.add_argument("--quick", action="store_true", help="256 rows and 1 thread only")
     parser.add_argument("--seconds", type=float, default=0.5, help="time for one line")
     parser.add_argument("--op", action="append", default=[], help="this op; may be given again")
     options = parser.parse_args()
+    gpu = options.device == "cuda"
+    if gpu and not torch.cuda.is_available():
+        parser.error("torch finds no CUDA or ROCm device")
+    torch.set_default_device(options.device)
     keep_memory()
+    rows = [1, 32, 256, *([4096] if gpu else [])]
     with torch.inference_mode():
         results = measure(
-            [256] if options.quick else [1, 32, 256],
-            [1] if options.quick else [1, 2],
+            options.device,
+            [256] if options.quick else rows,
+            [1] if options.quick or gpu else [1, 2],
             options.seconds,
             options.op,
         )
-    Console(width=120).print(table(results))
+    Console(width=140).print(table(results))
     if options.json:
         options.json.write_text(json.dumps([asdict(m) for m in results], indent=1) + "\n")
 

@@ -250,6 +250,21 @@ def test_a_kernel_notices_that_any_argument_needs_a_gradient(leaf: bool) -> None
         assert not torch.ops.compilepass.rms_norm(x, weight, EPS).requires_grad
 
 
+@pytest.mark.filterwarnings("ignore:.*autograd kernel was not registered")
+@pytest.mark.parametrize("supports", [None, lambda x: None], ids=["always", "chosen"])
+def test_a_kernel_in_python_is_not_asked_for_a_gradient(
+    op: kernels.KernelOp, supports: Any
+) -> None:
+    provide(op, "ten", 10, supports=supports)
+    leaf = torch.zeros(1, requires_grad=True)
+    out = op.overload(leaf)
+    assert torch.equal(out, torch.ones(1))
+    out.backward()
+    assert leaf.grad is not None and torch.equal(leaf.grad, torch.ones(1))
+    with torch.no_grad():
+        assert run(op, leaf) == 10
+
+
 def test_needs_grad() -> None:
     x, leaf = torch.randn(2), torch.randn(2, requires_grad=True)
     assert kernels.needs_grad(x, None, leaf)

@@ -41,6 +41,15 @@ def _quantised(x: Tensor) -> Tensor:
     return torch.round(x / (x.abs().amax(-1, keepdim=True) / 127))
 
 
+def _variance(x: Tensor) -> Tensor:
+    off = x - x.mean(-1, keepdim=True)
+    return (off * off).mean(-1)
+
+
+def _var_mean(x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.var_mean(x, -1, correction=0)
+
+
 def _silu(x: Tensor) -> Tensor:
     return x / (1 + torch.exp(-x))
 
@@ -131,6 +140,11 @@ CASES: dict[str, list[Case]] = {
         case(lambda x: x.max(-1).values, lambda x: x.amax(-1)),
         case(lambda x: x.min(0, keepdim=True)[0], lambda x: x.amin(0, keepdim=True)),
     ],
+    "var_mean_is_two_means": [
+        case(lambda x: _var_mean(x)[0], _variance),
+        case(lambda x: _var_mean(x)[1], lambda x: x.mean(-1)),
+    ],
+    "variance_is_mean": [case(lambda x: x.var(-1, correction=0), _variance)],
 }
 TABLE = {name: description for name, _, description in equivalences()}
 ALL = [

@@ -124,20 +124,28 @@ struct Affine {
 template <class T, class First>
 COMPILEPASS_INLINE auto centred_row(
     const T* values, const Affine<T>& affine, float eps, int64_t width, First first) {
-  const float share = 1.0f / static_cast<float>(width);
-  Vec means{};  // of shares, since a sum of large values could overflow
-  for_each_two(width, [&](int64_t i, auto part) { means += folded(first(i, part) * share); });
-  const float near = sum(means);  // the mean but for rounding, which the second pass makes good
-  Vec rests{}, squares{};
-  for_each_two(width, [&](int64_t i, auto part) {
-    const auto v = within(load(values + i, part) - near, part);
-    rests += folded(v);
-    squares += folded(v * v);
+  const int64_t sample = std::min<int64_t>(width, Twice::count);
+  Vec shares{};  // and not a sum, which could overflow
+  for_each_two(sample, [&](int64_t i, auto part) {
+    shares += folded(first(i, part) * (1.0f / static_cast<float>(sample)));
   });
-  const float rest = sum(rests) * share;
-  const double variance = sum(squares) * share - static_cast<double>(rest) * rest;
+  const float near = sum(shares);  // enough to keep the digits of values far from zero
+  double rest = 0, square = 0;
+  constexpr int64_t kChunk = 512;  // a float adds up no more than that, or digits of the mean go
+  for (int64_t start = 0; start < width; start += kChunk) {
+    Vec rests{}, squares{};
+    for_each_two(std::min(kChunk, width - start), [&](int64_t i, auto part) {
+      const auto v = within(first(start + i, part) - near, part);
+      rests += folded(v);
+      squares += folded(v * v);
+    });
+    rest += sum(rests);
+    square += sum(squares);
+  }
+  rest /= static_cast<double>(width);
+  const double variance = square / static_cast<double>(width) - rest * rest;
   const float scale = 1.0f / std::sqrt(static_cast<float>(std::max(variance, 0.0)) + eps);
-  const float shift = -rest * scale;
+  const float shift = -static_cast<float>(rest) * scale;
   return [=](int64_t i, auto part) {
     return affine.apply((load(values + i, part) - near) * scale + shift, i, part);
   };

@@ -191,7 +191,7 @@ void norm_rotate_rows(
   parallel_rows(rows, r.width, [&](int64_t begin, int64_t end) {
     for_each_run(lead, begin, end, [&](const Walk& walk, int64_t row, int64_t count) {
       const T *cos = r.cos + walk.at[1], *sin = r.sin + walk.at[2];
-      constexpr int64_t kBlock = 16;  // rows whose scales are computed at once, as vectors
+      constexpr int64_t kBlock = 32;  // rows whose scales are computed at once, as vectors
       for (int64_t done = 0; done < count; done += kBlock) {
         const int64_t block = std::min(count - done, kBlock);
         const Run<const T> x{r.x + walk.at[0] + done * walk.stride(), walk.stride()};

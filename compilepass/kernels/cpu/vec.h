@@ -141,7 +141,7 @@ COMPILEPASS_INLINE Vec folded(Vec v) { return v; }
 COMPILEPASS_INLINE Vec folded(Two v) { return v.a + v.b; }
 
 // A storage type in a register (Raw): `widen` to fp32, `round` to the nearest value that the type
-// has, and `pack` what `round` would give; the same for two of them (Raws).
+// has, and `pack` what `round` would give; bfloat16 does so with two at once (Raws).
 template <class T>
 struct Storage;
 
@@ -151,11 +151,7 @@ struct Storage<float> {
   static COMPILEPASS_INLINE Vec widen(Raw raw) { return raw; }
   static COMPILEPASS_INLINE Vec round(Vec v) { return v; }
   static COMPILEPASS_INLINE Raw pack(Vec v) { return v; }
-
-  using Raws = Two;
-  static COMPILEPASS_INLINE Two widen(Raws raws) { return raws; }
   static COMPILEPASS_INLINE Two round(Two v) { return v; }
-  static COMPILEPASS_INLINE Raws pack(Two v) { return v; }
 };
 
 template <>
@@ -223,13 +219,7 @@ struct Storage<Float16> {
   }
 #endif
   static COMPILEPASS_INLINE Vec round(Vec v) { return widen(pack(v)); }
-
-  struct Raws {
-    Raw a, b;
-  };
-  static COMPILEPASS_INLINE Two widen(Raws raws) { return {widen(raws.a), widen(raws.b)}; }
-  static COMPILEPASS_INLINE Raws pack(Two v) { return {pack(v.a), pack(v.b)}; }
-  static COMPILEPASS_INLINE Two round(Two v) { return widen(pack(v)); }
+  static COMPILEPASS_INLINE Two round(Two v) { return {round(v.a), round(v.b)}; }
 };
 
 // v with every NaN replaced by the common one.
@@ -265,9 +255,44 @@ COMPILEPASS_INLINE Vec load(const T* from, Part part) {
 
 template <class T>
 COMPILEPASS_INLINE Two load(const T* from, Twice) {
-  typename Storage<T>::Raws raws;
-  std::memcpy(&raws, from, sizeof(raws));
-  return Storage<T>::widen(raws);
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    BitVec raws;
+    std::memcpy(&raws, from, sizeof(raws));
+    return Storage<T>::widen(raws);
+  } else {  // one by one: compilers put two that are copied together into memory
+    return {load(from, Whole{}), load(from + kLanes, Whole{})};
+  }
+}
+
+// Stores v rounded to T, and returns what was stored.
+template <class T, class Part>
+COMPILEPASS_INLINE Vec store(T* to, Vec v, Part part) {
+  const typename Storage<T>::Raw raw = Storage<T>::pack(v);
+  std::memcpy(to, &raw, part.count * sizeof(T));
+  return Storage<T>::round(v);
+}
+
+template <class T>
+COMPILEPASS_INLINE Two store(T* to, Two v, Twice) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const BitVec raws = Storage<T>::pack(v);
+    std::memcpy(to, &raws, sizeof(raws));
+    return Storage<T>::widen(raws);
+  } else {
+    return {store(to, v.a, Whole{}), store(to + kLanes, v.b, Whole{})};
+  }
+}
+
+// Twice as many floats as a part covers, in their order.
+COMPILEPASS_INLINE Two load_double(const float* from, Whole) { return load(from, Twice{}); }
+COMPILEPASS_INLINE Two load_double(const float* from, Rest part) {
+  Two v{};
+  std::memcpy(&v, from, part.count * 2 * sizeof(float));
+  return v;
+}
+COMPILEPASS_INLINE void store_double(float* to, Two v, Whole) { store(to, v, Twice{}); }
+COMPILEPASS_INLINE void store_double(float* to, Two v, Rest part) {
+  std::memcpy(to, &v, part.count * 2 * sizeof(float));
 }
 
 // Neighbours taken apart: the elements at even and at odd places of twice as many as a part covers.
@@ -277,20 +302,17 @@ struct Pairs {
 template <class T, class Part>
 COMPILEPASS_INLINE Pairs load_pairs(const T* from, Part part) {
   if constexpr (sizeof(T) == sizeof(float)) {
-    struct {
-      Vec lower, upper;
-    } raw{};
-    std::memcpy(&raw, from, part.count * 2 * sizeof(T));
+    const Two raw = load_double(from, part);
 #if defined(__AVX512F__)
     return {
         __builtin_shufflevector(
-            raw.lower, raw.upper, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
+            raw.a, raw.b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
         __builtin_shufflevector(
-            raw.lower, raw.upper, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)};
+            raw.a, raw.b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)};
 #else
     return {
-        __builtin_shufflevector(raw.lower, raw.upper, 0, 2, 4, 6, 8, 10, 12, 14),
-        __builtin_shufflevector(raw.lower, raw.upper, 1, 3, 5, 7, 9, 11, 13, 15)};
+        __builtin_shufflevector(raw.a, raw.b, 0, 2, 4, 6, 8, 10, 12, 14),
+        __builtin_shufflevector(raw.a, raw.b, 1, 3, 5, 7, 9, 11, 13, 15)};
 #endif
   } else {
     BitVec raw{};
@@ -318,7 +340,7 @@ COMPILEPASS_INLINE void store_pairs(T* to, Pairs v, Part part) {
         __builtin_shufflevector(v.first, v.second, 0, 8, 1, 9, 2, 10, 3, 11),
         __builtin_shufflevector(v.first, v.second, 4, 12, 5, 13, 6, 14, 7, 15)};
 #endif
-    std::memcpy(to, &raw, part.count * 2 * sizeof(T));
+    store_double(to, raw, part);
   } else if constexpr (std::is_same_v<T, BFloat16>) {
     const BitVec raw = Storage<T>::pack(Two{v.first, v.second});
     std::memcpy(to, &raw, part.count * 2 * sizeof(T));
@@ -327,21 +349,6 @@ COMPILEPASS_INLINE void store_pairs(T* to, Pairs v, Part part) {
         widen_bits(Storage<T>::pack(v.first)) | (widen_bits(Storage<T>::pack(v.second)) << 16);
     std::memcpy(to, &raw, part.count * 2 * sizeof(T));
   }
-}
-
-// Stores v rounded to T, and returns what was stored.
-template <class T, class Part>
-COMPILEPASS_INLINE Vec store(T* to, Vec v, Part part) {
-  const typename Storage<T>::Raw raw = Storage<T>::pack(v);
-  std::memcpy(to, &raw, part.count * sizeof(T));
-  return Storage<T>::round(v);
-}
-
-template <class T>
-COMPILEPASS_INLINE Two store(T* to, Two v, Twice) {
-  const typename Storage<T>::Raws raws = Storage<T>::pack(v);
-  std::memcpy(to, &raws, sizeof(raws));
-  return Storage<T>::widen(raws);
 }
 
 // Calls body(offset, Whole or Rest) along a row of n elements.

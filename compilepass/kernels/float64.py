@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from .kernels import find
+from .registry import find
 
 __all__ = ["InFloat64", "widen"]
 

@@ -1,0 +1,150 @@
+"""How many of a model's sites the passes reach, counted without the passes.
+
+    for found in cover("qwen3", dtype=torch.bfloat16).values(): ...
+
+A model of transformers is built from its config, small and with random weights, and compiled up to
+code generation. :mod:`.sites` counts in the graph that Dynamo captured; a pass says with ``covers``
+which kind of site each of its matches takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from .compile import Backend, plan
+from .config import CompilationConfig, use_config
+from .errors import CompilePassError
+from .models import Target, build
+from .reporting import NearMiss
+from .sites import KINDS, count_sites
+
+__all__ = ["FAMILIES", "PHASES", "Coverage", "Sites", "cover"]
+
+#: decoders whose norms, gates and rotary embeddings are looked for by default
+FAMILIES = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2"),
+    *("olmo", "glm", "glm4", "granite", "cohere", "starcoder2", "stablelm", "gpt_neox", "phi"),
+    *("smollm3", "helium", "nemotron", "exaone4", "mixtral", "qwen3_moe", "deepseek_v3"),
+)
+
+#: ``prefill`` of a whole input, or ``decode`` of one token after it, with a cache
+PHASES = ("prefill", "decode")
+
+
+@dataclass(frozen=True)
+class Sites:
+    """How many sites of a kind there are, and how many a pass took."""
+
+    candidates: int
+    matched: int
+
+    @property
+    def is_whole(self) -> bool:
+        return self.matched >= self.candidates
+
+    def __str__(self) -> str:
+        return f"{self.matched}/{self.candidates}" if self.candidates or self.matched else "-"
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What the passes reach in one model; ``error`` says why it could not be compiled."""
+
+    family: str
+    dtype: str
+    dynamic: bool
+    phase: str
+    sites: Mapping[str, Sites] = field(default_factory=dict)
+    near_misses: tuple[NearMiss, ...] = ()
+    seconds: float = 0.0
+    error: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.error and all(s.is_whole for s in self.sites.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        sites = {
+            k: {"candidates": s.candidates, "matched": s.matched} for k, s in self.sites.items()
+        }
+        return {
+            "family": self.family,
+            "dtype": self.dtype,
+            "dynamic": self.dynamic,
+            "phase": self.phase,
+            "sites": sites,
+            "near_misses": [str(n) for n in self.near_misses],
+            "seconds": round(self.seconds, 2),
+            "error": self.error,
+        }
+
+
+def cover(
+    family: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    dynamic: bool = False,
+    phase: str = "prefill",
+    config: CompilationConfig | None = None,
+) -> Coverage:
+    """Compile ``hf:family`` with the passes of ``config`` and count what they reached.
+
+    Nothing is raised for a model that cannot be built or compiled: the answer says why.
+    """
+    start = time.perf_counter()
+    what = (family, str(dtype).removeprefix("torch."), dynamic, phase)
+    config = (config or CompilationConfig()).model_copy(
+        update={"backend": "fx", "dynamic": dynamic or None, "expect": {}, "strict": False}
+    )
+    try:
+        candidates, backend = _compile(family, dtype, phase, config)
+    except Exception as error:  # the model's code, or Dynamo's answer to it
+        text = error.what if isinstance(error, CompilePassError) else str(error)
+        reason = f"{type(error).__name__}: {text.strip().splitlines()[0] if text.strip() else ''}"
+        return Coverage(*what, seconds=time.perf_counter() - start, error=reason)
+    kinds = {e.name: e.pass_.covers for e in plan(config).entries}
+    report = backend.report()
+    matched = Counter[str]()
+    for name, count in report.matches.items():
+        matched[kinds.get(name, "")] += count
+    sites = {kind: Sites(candidates[kind], matched[kind]) for kind in KINDS}
+    missed = {kind for kind, s in sites.items() if not s.is_whole}
+    near = tuple(n for n in report.near_misses if kinds.get(n.pass_name) in missed)
+    return Coverage(*what, sites, near, time.perf_counter() - start)
+
+
+def _compile(
+    family: str, dtype: torch.dtype, phase: str, config: CompilationConfig
+) -> tuple[Counter[str], Backend]:
+    torch.compiler.reset()  # a limit on the compiled forms of one code object counts all models
+    found: Counter[str] = Counter()
+    backend = Backend(config)
+
+    def counting(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        sites = count_sites(module)  # the backend changes the graph
+        compiled = backend(module, inputs)  # or has Dynamo begin again
+        found.update(sites)
+        return compiled
+
+    with use_config(config), torch.no_grad():
+        model, inputs = build(Target(f"hf:{family}", dtype=dtype))
+        assert isinstance(inputs, Mapping)
+        if phase == "decode":
+            inputs = _next_token(model, inputs)
+        torch.compile(model, backend=counting, dynamic=config.dynamic)(**inputs)
+    return found, backend
+
+
+def _next_token(model: Any, inputs: Any) -> dict[str, Any]:
+    """The inputs of the step after ``inputs``: one token, and the cache that those have filled."""
+    model.config.use_cache = True
+    before = model(**inputs, use_cache=True)
+    token = inputs["input_ids"][:, -1:]
+    return {"input_ids": token, "past_key_values": before.past_key_values, "use_cache": True}

@@ -1,0 +1,167 @@
+"""Arguments to call each op with, for whatever checks or measures its kernels.
+
+An op says how its arguments look for a number of rows, a width and a dtype:
+
+    def rows(rows, width, dtype):
+        return torch.randn(rows, width).to(dtype), 2.0
+
+    register_examples("my_package::scaled_relu", rows)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import RegistrationError, did_you_mean
+from .registry import find, kernel_ops
+
+__all__ = ["Example", "examples_of", "register_examples"]
+
+#: ``example(rows, width, dtype)``: the arguments of one call, on the CPU, or ``None`` where there
+#: is none of that size.
+Example = Callable[[int, int, torch.dtype], "tuple[Any, ...] | None"]
+
+_examples: dict[str, dict[str, Example]] = {}
+
+
+def register_examples(op: str, example: Example, *, label: str = "") -> None:
+    """Say how arguments of ``op`` look; several examples have a ``label`` each.
+
+    Tensors that stand for tokens have ``rows`` of them, and may be filled with extreme values in
+    their first floating argument. Registering a label again replaces it.
+
+    Raises:
+        RegistrationError: there is no such op.
+    """
+    if find(op) is None:
+        raise RegistrationError(
+            f"Examples are given for {op}, which is not defined.",
+            hint=did_you_mean(op, kernel_ops()),
+        )
+    _examples.setdefault(op, {})[label] = example
+
+
+def examples_of(op: str) -> dict[str, Example]:
+    """The examples of an op by label; empty where nobody has registered any."""
+    if "compilepass::rms_norm" not in _examples:
+        _register_shipped()
+    return dict(_examples.get(op, {}))
+
+
+EPS = 1e-6
+
+
+def _x(*shape: int, dtype: torch.dtype) -> Tensor:
+    return (torch.randn(shape) * 3).to(dtype)
+
+
+def _norm(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    return _x(rows, width, dtype=dtype), _x(width, dtype=dtype), EPS
+
+
+def _add_norm(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    return _x(rows, width, dtype=dtype), *_norm(rows, width, dtype)
+
+
+def _layer_norm(has_weight: bool, has_bias: bool) -> Example:
+    def example(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
+        weight, bias = (_x(width, dtype=dtype) if has else None for has in (has_weight, has_bias))
+        return _x(rows, width, dtype=dtype), weight, bias, EPS
+
+    return example
+
+
+def _add_layer_norm(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    return _x(rows, width, dtype=dtype), *_norm(rows, width, dtype)[:2], _x(width, dtype=dtype), EPS
+
+
+def _two(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    return _x(rows, width, dtype=dtype), _x(rows, width, dtype=dtype)
+
+
+def _halves(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    return (_x(rows, 2 * width, dtype=dtype),)
+
+
+def _one(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    return (_x(rows, width, dtype=dtype),)
+
+
+def _with(example: Example, *more: Any) -> Example:
+    def extended(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...] | None:
+        args = example(rows, width, dtype)
+        return None if args is None else (*args, *more)
+
+    return extended
+
+
+def _linear(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    columns = 37
+    xq, wq = (torch.randint(-128, 128, (n, width), dtype=torch.int8) for n in (rows, columns))
+    scales = torch.rand(rows, 1) / width, torch.rand(columns)
+    return xq, scales[0], wq, scales[1], _x(columns, dtype=dtype), dtype
+
+
+def _rotary(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    angles = torch.rand(rows, width)
+    q, k = (_x(rows, heads, 2 * width, dtype=dtype) for heads in (3, 1))
+    return q, k, angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def _qk(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    q, k, cos, sin = _rotary(rows, width, dtype)
+    weights = (_x(2 * width, dtype=dtype) for _ in range(2))
+    return q, k, *weights, cos, sin, EPS
+
+
+def _rotation(per_pair: bool) -> Example:
+    def example(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
+        cos, sin = _x(2, rows, width if per_pair else 2 * width, dtype=dtype)
+        return _x(2, 3, rows, 2 * width + 3, dtype=dtype), cos, sin
+
+    return example
+
+
+def _register_shipped() -> None:
+    norms: dict[str, Example] = {"rms_norm": _norm, "fused_add_rms_norm": _add_norm}
+    for name, example in norms.items():
+        for variant in ("llama", "torch", "gemma"):
+            for op in (name, f"{name}_dynamic_int8_quant"):
+                _shipped(op, _with(example, variant), variant)
+    for approximate in ("none", "tanh"):
+        _shipped("gelu_mul", _with(_two, approximate), approximate)
+        _shipped("gelu_and_mul", _with(_halves, approximate), approximate)
+        _shipped("gelu_mul_dynamic_int8_quant", _with(_two, approximate), approximate)
+        _shipped("gelu_and_mul_dynamic_int8_quant", _with(_halves, approximate), approximate)
+    for op in ("silu_mul", "silu_mul_dynamic_int8_quant"):
+        _shipped(op, _two)
+    for op in ("silu_and_mul", "silu_and_mul_dynamic_int8_quant", "mul_and_silu"):
+        _shipped(op, _halves)
+    _shipped("fatrelu_and_mul", _with(_halves, 0.25))
+    _shipped("swigluoai_and_mul", _halves)
+    _shipped("swigluoai_and_mul", _with(_halves, 1.0, 2.0), "alpha=1, limit=2")
+    for op in ("quant_int8", "gelu_new", "gelu_fast", "quick_gelu", "relu2"):
+        _shipped(op, _one)
+    for label, has_weight, has_bias in (("", 1, 1), ("no bias", 1, 0), ("plain", 0, 0)):
+        _shipped("layer_norm", _layer_norm(bool(has_weight), bool(has_bias)), label)
+    _shipped("fused_add_layer_norm", _add_layer_norm)
+    _shipped("int8_linear", _linear)
+    for interleaved in (False, True):
+        label = "interleaved" if interleaved else "halves"
+        _shipped("rotary_embedding", _with(_rotary, interleaved), label)
+        for variant in ("llama", "torch", "gemma"):
+            example = _with(_qk, interleaved, variant)
+            _shipped("qk_norm_rope", example, f"{label}, {variant}")
+        for per_pair, wide in product((False, True), repeat=2):
+            flags = [label, *["per pair"] * per_pair, *["wide"] * wide]
+            example = _with(_rotation(per_pair), interleaved, per_pair, wide)
+            _shipped("rotate", example, ", ".join(flags))
+
+
+def _shipped(op: str, example: Example, label: str = "") -> None:
+    _examples.setdefault(f"compilepass::{op}", {}).setdefault(label, example)
