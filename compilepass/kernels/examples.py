@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from math import gcd
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import RegistrationError, did_you_mean
+from .native.fused_quantisation import QUANTISATIONS, SOURCES
 from .registry import find, kernel_ops
 
 __all__ = ["Example", "examples_of", "register_examples"]
@@ -107,6 +109,33 @@ def _linear(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
     return xq, scales[0], wq, scales[1], _x(columns, dtype=dtype), dtype
 
 
+def _weights(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    _, _, wq, scale, bias, _ = _linear(rows, width, dtype)
+    return _x(rows, width, dtype=dtype), wq, scale / (100 * width), bias
+
+
+def _weights_and_residual(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    args = _weights(rows, width, dtype)
+    return *args, _x(rows, args[1].shape[0], dtype=dtype)
+
+
+def _fp8_linear(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    xq, xscale, wq, wscale, bias, _ = _linear(rows, width, dtype)
+    x, w = ((t.float() / 16).to(torch.float8_e4m3fn) for t in (xq, wq))
+    return x, xscale, w, wscale, bias, dtype
+
+
+def _quantised(example: Example, tensors: int, setting: str) -> Example:
+    """With what a quantisation is told, after the tensors that it gets its rows from."""
+
+    def extended(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...] | None:
+        args = example(rows, width, dtype)
+        told = {"": (), "Tensor scale": (torch.full((1,), 0.04),), "int group": (gcd(width, 128),)}
+        return None if args is None else (*args[:tensors], *told[setting], *args[tensors:])
+
+    return extended
+
+
 def _rotary(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
     angles = torch.rand(rows, width)
     q, k = (_x(rows, heads, 2 * width, dtype=dtype) for heads in (3, 1))
@@ -131,17 +160,25 @@ def _register_shipped() -> None:
     norms: dict[str, Example] = {"rms_norm": _norm, "fused_add_rms_norm": _add_norm}
     for name, example in norms.items():
         for variant in ("llama", "torch", "gemma"):
-            for op in (name, f"{name}_dynamic_int8_quant"):
-                _shipped(op, _with(example, variant), variant)
+            _shipped(name, _with(example, variant), variant)
     for approximate in ("none", "tanh"):
         _shipped("gelu_mul", _with(_two, approximate), approximate)
         _shipped("gelu_and_mul", _with(_halves, approximate), approximate)
-        _shipped("gelu_mul_dynamic_int8_quant", _with(_two, approximate), approximate)
-        _shipped("gelu_and_mul_dynamic_int8_quant", _with(_halves, approximate), approximate)
-    for op in ("silu_mul", "silu_mul_dynamic_int8_quant"):
-        _shipped(op, _two)
-    for op in ("silu_and_mul", "silu_and_mul_dynamic_int8_quant", "mul_and_silu"):
+    _shipped("silu_mul", _two)
+    for op in ("silu_and_mul", "mul_and_silu"):
         _shipped(op, _halves)
+    for source, made in SOURCES.items():
+        for label, example in examples_of(f"compilepass::{source}").items():
+            for name, quantisation in QUANTISATIONS.items():
+                quantised = _quantised(example, len(made.tensors), quantisation.setting)
+                _shipped(f"{source}_{name}_quant", quantised, label)
+    scale, zero_point = torch.full((1,), 0.04), torch.full((1,), 17, dtype=torch.int32)
+    _shipped("static_quant_int8", _with(_one, scale), "symmetric")
+    _shipped("static_quant_int8", _with(_one, scale, zero_point), "zero point")
+    _shipped("static_quant_fp8", _with(_one, scale))
+    _shipped("group_quant_fp8", _quantised(_one, 1, "int group"))
+    for op in ("quant_fp8", "asymmetric_quant_int8"):
+        _shipped(op, _one)
     _shipped("fatrelu_and_mul", _with(_halves, 0.25))
     _shipped("swigluoai_and_mul", _halves)
     _shipped("swigluoai_and_mul", _with(_halves, 1.0, 2.0), "alpha=1, limit=2")
@@ -151,6 +188,10 @@ def _register_shipped() -> None:
         _shipped("layer_norm", _layer_norm(bool(has_weight), bool(has_bias)), label)
     _shipped("fused_add_layer_norm", _add_layer_norm)
     _shipped("int8_linear", _linear)
+    _shipped("int8_dynamic_linear", _weights, "no residual")
+    _shipped("int8_dynamic_linear", _weights_and_residual, "residual")
+    _shipped("weight_only_int8_linear", _weights)
+    _shipped("fp8_linear", _fp8_linear)
     for interleaved in (False, True):
         label = "interleaved" if interleaved else "halves"
         _shipped("rotary_embedding", _with(_rotary, interleaved), label)

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from compilepass import kernels
+from compilepass.kernels.native.fused_quantisation import QUANTISATIONS, SOURCES
 
 HIDDEN, INTERMEDIATE, HEAD = 4096, 14336, 128
 EPS = 1e-6
@@ -59,7 +60,9 @@ def arguments(op: str, rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
     tables = torch.rand(2, rows, HEAD, dtype=dtype)
     half = torch.rand(2, rows, HEAD // 2, dtype=dtype)
     wq = torch.randint(-127, 128, (HIDDEN, HIDDEN), dtype=torch.int8)
-    return {
+    scale, per_channel = torch.full((1,), 0.03), torch.rand(HIDDEN)
+    native = kernels.native
+    known = {
         "rms_norm": (x, weight, EPS),
         "fused_add_rms_norm": (x, torch.randn_like(x), weight, EPS),
         "layer_norm": (x, weight, weight, EPS),
@@ -76,17 +79,25 @@ def arguments(op: str, rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
         "silu_mul": gated.chunk(2, -1),
         "gelu_mul": (*gated.chunk(2, -1), "tanh"),
         "quant_int8": (x,),
-        "int8_linear": (*kernels.native.quant_int8(x), wq, torch.rand(HIDDEN), None, dtype),
+        "asymmetric_quant_int8": (x,),
+        "static_quant_int8": (x, scale),
+        "quant_fp8": (x,),
+        "group_quant_fp8": (x, HEAD),
+        "static_quant_fp8": (x, scale),
+        "int8_linear": (*native.quant_int8(x), wq, per_channel, None, dtype),
+        "int8_dynamic_linear": (x, wq, per_channel, None, torch.randn_like(x)),
+        "weight_only_int8_linear": (x, wq, per_channel, None),
+        "fp8_linear": (*native.quant_fp8(x), wq.to(native.FP8), per_channel, None, dtype),
         "rotary_embedding": (q, q[:, :8], *half, False),
         "rotate": (heads, *tables),
         "qk_norm_rope": (q, q[:, :8], weight[:HEAD], weight[HEAD : 2 * HEAD], *half, EPS, False),
-        "rms_norm_dynamic_int8_quant": (x, weight, EPS),
-        "fused_add_rms_norm_dynamic_int8_quant": (x, torch.randn_like(x), weight, EPS),
-        "silu_and_mul_dynamic_int8_quant": (gated,),
-        "silu_mul_dynamic_int8_quant": gated.chunk(2, -1),
-        "gelu_and_mul_dynamic_int8_quant": (gated, "tanh"),
-        "gelu_mul_dynamic_int8_quant": (*gated.chunk(2, -1), "tanh"),
-    }[op]
+    }
+    for source, made in SOURCES.items():
+        for name, quantisation in QUANTISATIONS.items():
+            args, count = known[source], len(made.tensors)
+            setting = {"Tensor scale": (scale,), "int group": (HEAD,), "": ()}[quantisation.setting]
+            known[f"{source}_{name}_quant"] = (*args[:count], *setting, *args[count:])
+    return known[op]
 
 
 def keep_memory() -> None:
