@@ -125,12 +125,18 @@ def _fp8_linear(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
     return x, xscale, w, wscale, bias, dtype
 
 
+def _group(width: int) -> int:
+    """As wide as divides 128, or the whole row: one small value has no scale to speak of."""
+    widest = gcd(width, 128)
+    return widest if widest > 1 else width
+
+
 def _quantised(example: Example, tensors: int, setting: str) -> Example:
     """With what a quantisation is told, after the tensors that it gets its rows from."""
 
     def extended(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...] | None:
         args = example(rows, width, dtype)
-        told = {"": (), "Tensor scale": (torch.full((1,), 0.04),), "int group": (gcd(width, 128),)}
+        told = {"": (), "Tensor scale": (torch.full((1,), 0.04),), "int group": (_group(width),)}
         return None if args is None else (*args[:tensors], *told[setting], *args[tensors:])
 
     return extended

@@ -95,7 +95,7 @@ Tensor int8_dynamic_linear(
       for (int64_t r = begin; r < end; ++r) {
         const T* values = data<T>(from) + r * width;
         scales[r] = scale_of(largest_of(values, width), 127.0f);
-        store_row(q.get(), values, width, scales[r], Int8{});
+        store_row<true>(q.get(), values, width, scales[r], Int8{});
         prepared.set(r, q.get());
       }
     });

@@ -34,19 +34,20 @@ COMPILEPASS_INLINE Vec clamped(Vec v, float least, float largest) {
   return larger(splat(least), smaller(splat(largest), v));
 }
 
-// A quotient as the int8 nearest to it, in the low bits of each lane.
+// Formats: a quotient as the nearest number of the quantised type, in the low bits of each lane.
+// `bits` takes any quotient, `bits_within` one that lies in the type's range.
+
 struct Int8 {
-  static COMPILEPASS_INLINE BitVec bits(Vec v) {
-    return bit_cast<BitVec>(clamped(v, -128.0f, 127.0f) + kRounder);
-  }
+  static COMPILEPASS_INLINE BitVec bits(Vec v) { return bits_within(clamped(v, -128.0f, 127.0f)); }
+  static COMPILEPASS_INLINE BitVec bits_within(Vec v) { return bit_cast<BitVec>(v + kRounder); }
 };
 
 // The same, moved by a zero point.
 struct ShiftedInt8 {
   float zero_point;
-  COMPILEPASS_INLINE BitVec bits(Vec v) const {
-    const Vec nearest = (clamped(v, -0x1p21f, 0x1p21f) + kRounder) - kRounder;
-    return Int8::bits(nearest + zero_point);
+  COMPILEPASS_INLINE BitVec bits(Vec v) const { return bits_within(clamped(v, -0x1p21f, 0x1p21f)); }
+  COMPILEPASS_INLINE BitVec bits_within(Vec v) const {
+    return Int8::bits(((v + kRounder) - kRounder) + zero_point);
   }
 };
 
@@ -54,14 +55,17 @@ struct ShiftedInt8 {
 // around 2^14; above, it is a float32 with a shorter fraction and another bias.
 struct Fp8 {
   static COMPILEPASS_INLINE BitVec bits(Vec v) {
-    v = clamped(v, -448.0f, 448.0f);
-    const BitVec all = bit_cast<BitVec>(v), sign = (all >> 24) & 0x80u;
-    const BitVec magnitude = all & 0x7fffffffu;
+    const BitVec number = bits_within(clamped(v, -448.0f, 448.0f));
+    return v == v ? number : BitVec{} + 0x7fu;
+  }
+  static COMPILEPASS_INLINE BitVec bits_within(Vec v) {
+    const BitVec all = bit_cast<BitVec>(v), magnitude = all & 0x7fffffffu;
     const BitVec small =
         bit_cast<BitVec>(bit_cast<Vec>(magnitude) + 0x1p14f) - bit_cast<uint32_t>(0x1p14f);
-    const BitVec large = (magnitude + 0x7ffffu + ((magnitude >> 20) & 1u) - (120u << 23)) >> 20;
+    const BitVec large =
+        (magnitude + ((magnitude >> 20) & 1u) + (0x7ffffu - (120u << 23))) >> 20;
     const BitVec number = magnitude < bit_cast<uint32_t>(0x1p-6f) ? small : large;
-    return sign | (v == v ? number : BitVec{} + 0x7fu);
+    return number | ((all >> 24) & 0x80u);
   }
 };
 
@@ -70,13 +74,13 @@ COMPILEPASS_INLINE void store_bytes(int8_t* to, BitVec bits, Part part) {
   const ByteVec raw = low_bytes((IntVec)bits);
   std::memcpy(to, &raw, part.count);
 }
-template <class T, class Format>
-COMPILEPASS_INLINE void store_quantised(int8_t* to, Vec v, const Format& format, auto part) {
-  store_bytes<T>(to, format.bits(v), part);
+template <class T>
+COMPILEPASS_INLINE void store_quantised(int8_t* to, const auto& bits, Vec v, auto part) {
+  store_bytes<T>(to, bits(v), part);
 }
-template <class T, class Format>
-COMPILEPASS_INLINE void store_quantised(int8_t* to, Two v, const Format& format, Twice) {
-  const BitVec a = format.bits(v.a), b = format.bits(v.b);
+template <class T>
+COMPILEPASS_INLINE void store_quantised(int8_t* to, const auto& bits, Two v, Twice) {
+  const BitVec a = bits(v.a), b = bits(v.b);
   if constexpr (std::is_same_v<T, BFloat16>) {  // in turn
     const HalfVec raw = low_halves((a & 0xffu) | (b << 8));
     std::memcpy(to, &raw, sizeof(raw));
@@ -86,19 +90,40 @@ COMPILEPASS_INLINE void store_quantised(int8_t* to, Two v, const Format& format,
   }
 }
 
-// Stores values / scale.
-template <class T, class Format>
+// Stores values / scale; `Within` says that the quotients lie in the format's range, as they do with
+// a scale that was taken from the values.
+template <bool Within, class T, class Format>
 void store_row(int8_t* to, const T* values, int64_t count, float scale, const Format& format) {
-  const auto each_of = [&](auto quotient) __attribute__((always_inline)) {
+  const auto each_as = [&](auto bits_of) __attribute__((always_inline)) {
     for_each_two(count, [&](int64_t i, auto part) {
-      store_quantised<T>(to + i, each(quotient, load(values + i, part)), format, part);
+      store_quantised<T>(to + i, bits_of, load(values + i, part), part);
     });
   };
-  if (scale > 1e-25f && scale < 1e25f) {
-    const float inverse = 1.0f / scale, limit = 0x1p21f * scale;  // a quotient must not overflow
-    each_of([=](Vec v) { return divided(clamped(v, -limit, limit), scale, inverse); });
+  const float inverse = 1.0f / scale, limit = 0x1p21f * scale;
+  if (!(scale > 1e-25f && scale < 1e25f)) {
+    each_as([&](Vec v) { return format.bits(v / scale); });
+  } else if constexpr (Within) {
+    each_as([&](Vec v) { return format.bits_within(divided(v, scale, inverse)); });
+  } else {  // a quotient must not overflow
+    each_as([&](Vec v) {
+      return format.bits(divided(clamped(v, -limit, limit), scale, inverse));
+    });
+  }
+}
+
+template <class V>
+COMPILEPASS_INLINE int32_t largest_lane(V v) {
+  constexpr size_t lanes = sizeof(V) / sizeof(v[0]);
+  if constexpr (lanes == 16) {
+    const auto a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
+    const auto b = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    return largest_lane(a > b ? a : b);
+  } else if constexpr (lanes == 8) {
+    const auto a = __builtin_shufflevector(v, v, 0, 1, 2, 3);
+    const auto b = __builtin_shufflevector(v, v, 4, 5, 6, 7);
+    return largest_lane(a > b ? a : b);
   } else {
-    each_of([=](Vec v) { return v / scale; });
+    return std::max(std::max(v[0], v[1]), std::max(v[2], v[3]));
   }
 }
 
@@ -107,13 +132,7 @@ template <class T>
 float largest_of(const T* values, int64_t count) {
   AbsMax largest;
   for_each_two(count, [&](int64_t i, auto part) { largest.add(load(values + i, part)); });
-  IntVec bits = largest.bits;
-  int32_t halves[kLanes];
-  std::memcpy(halves, &bits, sizeof(bits));
-  for (int64_t n = kLanes / 2; n > 0; n /= 2) {
-    for (int64_t i = 0; i < n; ++i) halves[i] = std::max(halves[i], halves[i + n]);
-  }
-  return bit_cast<float>(halves[0]);
+  return bit_cast<float>(largest_lane(largest.bits));
 }
 
 inline float scale_of(float range, float steps) {
@@ -123,7 +142,7 @@ inline float scale_of(float range, float steps) {
 template <class T>
 void dynamic_int8(const Quantising& to, int64_t r, const T* values, float largest) {
   to.scales[r] = scale_of(largest, 127.0f);
-  store_row(to.q + r * to.width, values, to.width, to.scales[r], Int8{});
+  store_row<true>(to.q + r * to.width, values, to.width, to.scales[r], Int8{});
 }
 
 template <class T>
@@ -147,28 +166,28 @@ void asymmetric_int8(const Quantising& to, int64_t r, const T* values, float lar
   to.scales[r] = scale;
   to.zero_points[r] = std::abs(zero_point) <= 128.0f ? static_cast<int32_t>(zero_point)
                                                     : std::numeric_limits<int32_t>::min();
-  store_row(to.q + r * to.width, values, to.width, scale, ShiftedInt8{zero_point});
+  store_row<true>(to.q + r * to.width, values, to.width, scale, ShiftedInt8{zero_point});
 }
 
 template <class T>
 void static_int8(const Quantising& to, int64_t r, const T* values, float) {
   if (to.zero_point == 0) {
-    store_row(to.q + r * to.width, values, to.width, to.scale, Int8{});
+    store_row<false>(to.q + r * to.width, values, to.width, to.scale, Int8{});
   } else {
     const ShiftedInt8 format{static_cast<float>(to.zero_point)};
-    store_row(to.q + r * to.width, values, to.width, to.scale, format);
+    store_row<false>(to.q + r * to.width, values, to.width, to.scale, format);
   }
 }
 
 template <class T>
 void dynamic_fp8(const Quantising& to, int64_t r, const T* values, float largest) {
   to.scales[r] = scale_of(largest, 448.0f);
-  store_row(to.q + r * to.width, values, to.width, to.scales[r], Fp8{});
+  store_row<true>(to.q + r * to.width, values, to.width, to.scales[r], Fp8{});
 }
 
 template <class T>
 void static_fp8(const Quantising& to, int64_t r, const T* values, float) {
-  store_row(to.q + r * to.width, values, to.width, to.scale, Fp8{});
+  store_row<false>(to.q + r * to.width, values, to.width, to.scale, Fp8{});
 }
 
 template <class T>
@@ -178,7 +197,7 @@ void group_fp8(const Quantising& to, int64_t r, const T* values, float) {
   for (int64_t i = 0; i < to.width; i += to.group) {
     const float scale = scale_of(largest_of(values + i, to.group), 448.0f);
     scales[i / to.group] = scale;
-    store_row(q + i, values + i, to.group, scale, Fp8{});
+    store_row<true>(q + i, values + i, to.group, scale, Fp8{});
   }
 }
 
