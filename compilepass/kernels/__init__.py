@@ -1,6 +1,6 @@
 """Fused ops: their mathematics, their schemas, and the platform kernels behind them."""
 
-from . import cpu, native, providers, triton
+from . import cpu, native, providers, scaled_mm, triton
 from .examples import register_examples
 from .registry import (
     Availability,
@@ -18,6 +18,7 @@ from .shipped import SHIPPED
 cpu.register()
 triton.register()
 providers.register()
+scaled_mm.register()
 
 __all__ = [
     "SHIPPED",

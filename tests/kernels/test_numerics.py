@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from compilepass import kernels
 from compilepass.errors import KernelError
+from compilepass.kernels import scaled_mm
 from compilepass.kernels.native import FP8
 
 from .cases import (
@@ -358,6 +359,19 @@ def test_every_fp8_number_is_read_as_pytorch_reads_it() -> None:
         one, torch.ones(1), numbers, torch.ones(256), None, torch.float32
     )
     torch.testing.assert_close(by, out.t(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_scaled_mm_multiplies_as_native_does() -> None:
+    x, xscale, w, wscale, bias, dtype = CASES["fp8_linear"].inputs((2, 5, 64), torch.bfloat16)
+    w, wscale, bias = w[:32], wscale[:32], bias[:32]
+    for scales in (xscale, torch.full((1,), 0.5)):
+        for added in (bias, None):
+            args = x, scales, w, wscale, added, dtype
+            assert scaled_mm.supports(*args) is None
+            found, native = scaled_mm.fp8_linear(*args), kernels.native.fp8_linear(*args)
+            torch.testing.assert_close(found, native, rtol=2.0**-6, atol=1e-2)
+    for wrong in ((x, xscale, w[:9], wscale[:9], None, dtype), (*args[:5], torch.float32)):
+        assert scaled_mm.supports(*wrong) is not None
 
 
 @every_dtype
