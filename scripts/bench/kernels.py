@@ -80,6 +80,7 @@ def arguments(op: str, rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
         "rotary_embedding": (q, q[:, :8], *half, False),
         "rotate": (heads, *tables),
         "qk_norm_rope": (q, q[:, :8], weight[:HEAD], weight[HEAD : 2 * HEAD], *half, EPS, False),
+        "rms_norm_rotate": (heads, weight[:HEAD], *tables, EPS),
         "rms_norm_dynamic_int8_quant": (x, weight, EPS),
         "fused_add_rms_norm_dynamic_int8_quant": (x, torch.randn_like(x), weight, EPS),
         "silu_and_mul_dynamic_int8_quant": (gated,),

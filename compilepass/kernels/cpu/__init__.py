@@ -110,6 +110,7 @@ CPP_OPS: dict[str, Callable[..., str | None]] = {
     "relu2": _supports_rows,
     "rms_norm": _supports_rows,
     "rms_norm_dynamic_int8_quant": _supports_rows,
+    "rms_norm_rotate": _supports_rows,
     "rotary_embedding": _supports_rotary_embedding,
     "rotate": _supports_rows,
     "silu_and_mul": _supports_rows,

@@ -161,9 +161,9 @@ void rotate_rows(
   });
 }
 
-// A row normed, then rotated by tables with a value a pair. In halves, the normed values stay in
-// registers; neighbours are rotated in their place among the results.
-template <bool Interleaved, class T, class Apply>
+// A row normed, then rotated. In halves, the normed values stay in registers; neighbours are rotated
+// in their place among the results.
+template <bool Interleaved, bool PerPair, class T, class Apply>
 COMPILEPASS_INLINE void norm_rotate_row(
     const T* x, float scale, const Weight<T, Apply>& weight, const T* cos, const T* sin, T* out,
     int64_t width, int64_t turned) {
@@ -174,17 +174,19 @@ COMPILEPASS_INLINE void norm_rotate_row(
   for_each_two(half, [&](int64_t i, auto part) {
     const auto a = Storage<T>::round(normed(i, part));
     const auto b = Storage<T>::round(normed(half + i, part));
-    const auto c = load(cos + i, part), s = load(sin + i, part);
-    store(out + i, product<T, false>(a, c) - product<T, false>(b, s), part);
-    store(out + half + i, product<T, false>(b, c) + product<T, false>(a, s), part);
+    const auto cos_a = load(cos + i, part), sin_a = load(sin + i, part);
+    const auto cos_b = PerPair ? cos_a : load(cos + half + i, part);
+    const auto sin_b = PerPair ? sin_a : load(sin + half + i, part);
+    store(out + i, product<T, false>(a, cos_a) - product<T, false>(b, sin_a), part);
+    store(out + half + i, product<T, false>(b, cos_b) + product<T, false>(a, sin_b), part);
   });
   for_each_two(width - 2 * half, [&](int64_t i, auto part) {
     store(out + 2 * half + i, normed(2 * half + i, part), part);
   });
-  if constexpr (Interleaved) rotate_row<T, true, true, false>(out, cos, sin, out, turned);
+  if constexpr (Interleaved) rotate_row<T, true, PerPair, false>(out, cos, sin, out, turned);
 }
 
-template <bool Interleaved, class T, class Apply>
+template <bool Interleaved, bool PerPair, class T, class Apply>
 void norm_rotate_rows(
     const Rotation<T>& r, const Weight<T, Apply>& weight, float eps, const Lead& lead,
     int64_t rows) {
@@ -204,7 +206,7 @@ void norm_rotate_rows(
         }
         for (float& scale : scales) scale = inverse_rms(scale, r.width, eps);
         for (int64_t n = 0; n < block; ++n) {
-          norm_rotate_row<Interleaved>(
+          norm_rotate_row<Interleaved, PerPair>(
               x[n], scales[n], weight, cos, sin, out[n], r.width, r.turned);
         }
       }

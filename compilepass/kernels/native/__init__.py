@@ -40,6 +40,7 @@ from .quantisation import (
 )
 from .rotary import (
     qk_norm_rope,
+    rms_norm_rotate,
     rotary_embedding,
     rotate,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "relu2",
     "rms_norm",
     "rms_norm_dynamic_int8_quant",
+    "rms_norm_rotate",
     "rotary_embedding",
     "rotate",
     "silu_and_mul",
