@@ -1,4 +1,4 @@
-"""``fuse_qk_norm_rope`` takes a norm and the rotation that follows it, in any order of the heads."""
+"""``fuse_qk_norm_rope`` takes norms with the rotations that follow, in any order of the heads."""
 
 from __future__ import annotations
 
