@@ -190,27 +190,27 @@ template <bool Interleaved, bool PerPair, class T, class Apply>
 void norm_rotate_rows(
     const Rotation<T>& r, const Weight<T, Apply>& weight, float eps, const Lead& lead,
     int64_t rows) {
+  constexpr int64_t kBlock = 32;  // rows whose scales are computed at once, as vectors
   parallel_rows(rows, r.width, [&](int64_t begin, int64_t end) {
-    for_each_run(lead, begin, end, [&](const Walk& walk, int64_t row, int64_t count) {
-      const T *cos = r.cos + walk.at[1], *sin = r.sin + walk.at[2];
-      constexpr int64_t kBlock = 32;  // rows whose scales are computed at once, as vectors
-      for (int64_t done = 0; done < count; done += kBlock) {
-        const int64_t block = std::min(count - done, kBlock);
-        const Run<const T> x{r.x + walk.at[0] + done * walk.stride(), walk.stride()};
-        const Run<T> out{r.out + (row + done) * r.width, r.width};
-        std::array<float, kBlock> scales{};
-        for (int64_t n = 0; n < block; ++n) {
-          scales[n] = sum_of_squares(r.width, [from = x[n]](int64_t i, auto part) {
-            return load(from + i, part);
-          });
-        }
-        for (float& scale : scales) scale = inverse_rms(scale, r.width, eps);
-        for (int64_t n = 0; n < block; ++n) {
-          norm_rotate_row<Interleaved, PerPair>(
-              x[n], scales[n], weight, cos, sin, out[n], r.width, r.turned);
-        }
+    Walk walk(lead, begin);
+    for (int64_t row = begin; row < end; row += kBlock) {
+      const int64_t block = std::min(end - row, kBlock);
+      std::array<std::array<int64_t, 3>, kBlock> at;
+      std::array<float, kBlock> scales{};
+      for (int64_t n = 0; n < block; ++n) {
+        at[n] = walk.at;
+        scales[n] = sum_of_squares(r.width, [from = r.x + at[n][0]](int64_t i, auto part) {
+          return load(from + i, part);
+        });
+        walk.advance(1);
       }
-    });
+      for (float& scale : scales) scale = inverse_rms(scale, r.width, eps);
+      for (int64_t n = 0; n < block; ++n) {
+        norm_rotate_row<Interleaved, PerPair>(
+            r.x + at[n][0], scales[n], weight, r.cos + at[n][1], r.sin + at[n][2],
+            r.out + (row + n) * r.width, r.width, r.turned);
+      }
+    }
   });
 }
 
