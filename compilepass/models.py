@@ -38,6 +38,19 @@ _SMALL = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "vocab_size": 256,
+    # encoders and decoders side by side, vision, and speech
+    "d_ff": 128,
+    "d_kv": 16,
+    "num_decoder_layers": 2,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128,
+    "max_source_positions": 16,
+    "image_size": 32,
+    "patch_size": 8,
 }
 
 Built = tuple[Callable[..., Any], Sequence[Any] | Mapping[str, Any]]
@@ -95,28 +108,27 @@ def _hugging_face(model_type: str, target: Target) -> Built:
     work_offline()
     try:
         import transformers
-        from transformers.models.auto.modeling_auto import (
-            MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN,
-        )
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as LMS
+        from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES as MODELS
     except ImportError as error:
         raise ConfigError(
             f"{target.where} needs transformers, which is not installed",
             why=str(error),
             hint="pip install 'compilepass[models]'",
         ) from error
-    if model_type not in KNOWN:
+    if model_type not in LMS and model_type not in MODELS:
         raise ConfigError(
-            f"transformers {transformers.__version__} has no causal language model {model_type!r}",
-            hint=did_you_mean(model_type, KNOWN),
+            f"transformers {transformers.__version__} has no model {model_type!r}",
+            hint=did_you_mean(model_type, {*LMS, *MODELS}),
         )
     usual = transformers.AutoConfig.for_model(model_type)
-    if usual.get_text_config() is not usual:
+    if usual.get_text_config() is not usual and not usual.is_encoder_decoder:
         text_type = usual.get_text_config().model_type
         raise ConfigError(
             f"{model_type} takes more than text",
-            why="Only models of token ids are built from a type alone.",
+            why="Only models of one kind of input are built from a type alone.",
             hint=f"Its language model is hf:{text_type}."
-            if text_type in KNOWN
+            if text_type in LMS
             else "Write a function that builds it, and give file.py:function.",
         )
     fields = {*usual.to_dict(), *usual.attribute_map}
@@ -130,16 +142,41 @@ def _hugging_face(model_type: str, target: Target) -> Built:
     config = transformers.AutoConfig.for_model(model_type, **settings)
     config.use_cache = False
     dtype = target.dtype or torch.float32
-    from_config: Any = transformers.AutoModelForCausalLM.from_config  # is not typed
-    model = from_config(config, dtype=dtype)
-    vocabulary = config.get_text_config().vocab_size
-    shape = (target.batch or 1, target.tokens or 32)
-    return model.eval(), {"input_ids": torch.randint(0, vocabulary, shape)}
+    is_lm = model_type in LMS and not config.is_encoder_decoder
+    made: Any = transformers.AutoModelForCausalLM if is_lm else transformers.AutoModel
+    model = made.from_config(config, dtype=dtype).eval()
+    return model, _inputs(target, model, dtype)
+
+
+def _inputs(target: Target, model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Random inputs of the one kind that a model of transformers takes."""
+    config, batch, length = model.config, target.batch or 1, target.tokens or 32
+    main = model.main_input_name
+
+    def tokens() -> torch.Tensor:
+        return torch.randint(0, config.get_text_config().vocab_size, (batch, length))
+
+    if main == "pixel_values":
+        size = config.image_size
+        sizes = (size, size) if isinstance(size, int) else size
+        return {main: torch.randn(batch, config.num_channels, *sizes).to(dtype)}
+    if main == "input_features":  # a spectrogram, halved by a convolution
+        frames = 2 * config.max_source_positions
+        features = torch.randn(batch, config.num_mel_bins, frames).to(dtype)
+        return {main: features, "decoder_input_ids": tokens()}
+    if main != "input_ids":
+        raise ConfigError(
+            f"{target.where} takes {main}",
+            why="Random inputs are made of token ids, pixel values and spectrograms only.",
+            hint="Write a function that builds it, and give file.py:function.",
+        )
+    ids = {main: tokens()}
+    return {**ids, "decoder_input_ids": tokens()} if config.is_encoder_decoder else ids
 
 
 def _small(fields: set[str], settings: Mapping[str, Any]) -> dict[str, Any]:
     """``settings``, and for those of ``fields`` that they leave open what makes the model small."""
-    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
     chosen = {**special, **{n: v for n, v in _SMALL.items() if n in fields}, **settings}
     heads = chosen.get("num_attention_heads")
     if "kv_lora_rank" in fields:  # latent attention: every head has keys of its own

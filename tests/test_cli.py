@@ -119,7 +119,7 @@ def test_an_error_out_of_bound_fails(target: str) -> None:
         (["run", "hf:llama", "--set", "hidden=3"], "Did you mean 'hidden_act' or 'hidden_size'?"),
         (["run", "hf:llama", "--set", "hidden"], "'hidden' is not a setting"),
         (["run", "hf:gemma3"], "hf:gemma3_text"),
-        (["run", "hf:vit"], "no causal language model 'vit'"),
+        (["run", "hf:vitt"], "Did you mean 'vit'"),
         (["run", "no_such_module:f"], "there is no module 'no_such_module'"),
         (["run", "no_such_file.py:f"], "there is no file 'no_such_file.py'"),
         (["run", "TARGET:modl"], "Did you mean 'model'?"),

@@ -176,7 +176,9 @@ def check_own_command(words: list[str], where: str) -> None:
     else:
         sub = getattr(command, "commands", {}).get(words[0])
         assert sub is not None, f"{where} (there is no such command)"
-    known = {option for parameter in sub.params for option in (*parameter.opts, "--help")}
+    known = {"--help"}
+    for parameter in sub.params:
+        known.update((*parameter.opts, *parameter.secondary_opts))
     for word in words:
         if word.startswith("--"):
             assert word.partition("=")[0] in known, f"{where} ({word}: known are {sorted(known)})"

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from compilepass.ops.registry import HW_AGNOSTIC, MAIN
+from compilepass.ops.registry import HW_AGNOSTIC, MAIN, load_op_plugins
 
 
 @pytest.fixture(autouse=True)
 def _own_registrations() -> Iterator[None]:
+    load_op_plugins()  # once for a process, so what they register must not go with a test
     tables = [MAIN.ops, MAIN.oot, HW_AGNOSTIC.ops, HW_AGNOSTIC.oot]
     before = [dict(table) for table in tables]
     yield
