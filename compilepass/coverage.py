@@ -4,7 +4,7 @@
 
 A model of transformers is built from its config, small and with random weights, and compiled up to
 code generation. :mod:`.sites` counts in the graph that Dynamo captured; a pass says with ``covers``
-which kind of site each of its matches takes.
+of which kinds each of its matches takes a site.
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ def cover(
     report = backend.report()
     matched = Counter[str]()
     for name, count in report.matches.items():
-        matched[kinds.get(name, "")] += count
+        matched.update(dict.fromkeys(kinds.get(name, ()), count))
     sites = {kind: Sites(candidates[kind], matched[kind]) for kind in KINDS}
     missed = {kind for kind, s in sites.items() if not s.is_whole}
-    near = tuple(n for n in report.near_misses if kinds.get(n.pass_name) in missed)
+    near = tuple(n for n in report.near_misses if missed.intersection(kinds.get(n.pass_name, ())))
     return Coverage(*what, sites, near, time.perf_counter() - start)
 
 

@@ -11,6 +11,7 @@ from .fusion.add_rms_norm import FuseAddRMSNorm
 from .fusion.int8_linear import FuseInt8Linear
 from .fusion.layer_norm import FuseLayerNorm
 from .fusion.norm_quant import FuseNormQuant
+from .fusion.qk_norm_rope import FuseQKNormRope
 from .fusion.rms_norm import FuseRMSNorm
 from .fusion.rope import FuseRope
 from .utility.clean_up import CleanUp
@@ -34,6 +35,7 @@ def shipped_passes() -> list[type[Pass]]:
         FuseInt8Linear,
         FuseLayerNorm,
         FuseNormQuant,
+        FuseQKNormRope,
         FuseRMSNorm,
         FuseRope,
     ]

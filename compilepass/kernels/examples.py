@@ -162,6 +162,17 @@ def _rotation(per_pair: bool) -> Example:
     return example
 
 
+def _norm_rotation(per_pair: bool) -> Example:
+    def example(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...] | None:
+        rotation = _rotation(per_pair)(rows, width, dtype)
+        if rotation is None:
+            return None
+        x, cos, sin = rotation
+        return x, _x(x.shape[-1], dtype=dtype), cos, sin, EPS
+
+    return example
+
+
 def _register_shipped() -> None:
     norms: dict[str, Example] = {"rms_norm": _norm, "fused_add_rms_norm": _add_norm}
     for name, example in norms.items():
@@ -204,6 +215,10 @@ def _register_shipped() -> None:
         for variant in ("llama", "torch", "gemma"):
             example = _with(_qk, interleaved, variant)
             _shipped("qk_norm_rope", example, f"{label}, {variant}")
+            for per_pair in (False, True):
+                example = _with(_norm_rotation(per_pair), variant, interleaved, per_pair)
+                flags = [label, *["per pair"] * per_pair, variant]
+                _shipped("rms_norm_rotate", example, ", ".join(flags))
         for per_pair, wide in product((False, True), repeat=2):
             flags = [label, *["per pair"] * per_pair, *["wide"] * wide]
             example = _with(_rotation(per_pair), interleaved, per_pair, wide)

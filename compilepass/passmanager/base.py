@@ -68,7 +68,7 @@ class Pass:
 
     ``default`` says whether the base word ``default`` includes it. ``requires`` names passes that
     must run before it; ``after`` and ``before`` order it against passes that may be absent.
-    ``covers`` is the kind of site that each match of it takes (:mod:`compilepass.sites`).
+    ``covers`` names the kinds of sites of which each match takes one (:mod:`compilepass.sites`).
     """
 
     name: ClassVar[str] = ""
@@ -78,12 +78,12 @@ class Pass:
     after: ClassVar[tuple[str, ...]] = ()
     before: ClassVar[tuple[str, ...]] = ()
     kernels: ClassVar[tuple[str, ...]] = ()
-    covers: ClassVar[str] = ""
+    covers: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         dataclasses.dataclass(frozen=True)(cls)
-        for attribute in ("requires", "after", "before", "kernels"):
+        for attribute in ("requires", "after", "before", "kernels", "covers"):
             value = getattr(cls, attribute)
             if isinstance(value, str) or not all(isinstance(v, str) for v in value):
                 raise OpTypeError(

@@ -42,7 +42,7 @@ class FuseActAndMul(FusionPass):
     """Two halves of one tensor, gate first, are read from it; any other two are two inputs."""
 
     name = "fuse_act_and_mul"
-    covers = "gate"
+    covers = ("gate",)
     after = ("fuse_act_quant",)
     requires = ("eliminate_noops",)
     kernels = (

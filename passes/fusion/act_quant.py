@@ -45,7 +45,7 @@ class FuseActQuant(FusionPass):
     """Two halves of one tensor, gate first, are read from it; any other two are two inputs."""
 
     name = "fuse_act_quant"
-    covers = "gate"
+    covers = ("gate",)
     requires = ("eliminate_common_subexpressions",)
     kernels = (
         "compilepass::silu_and_mul_dynamic_int8_quant",

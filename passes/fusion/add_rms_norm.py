@@ -29,7 +29,7 @@ class FuseAddRMSNorm(FusionPass):
     """``residual + x`` and the RMSNorm of the sum; the sum may have any other user."""
 
     name = "fuse_add_rms_norm"
-    covers = "norm"
+    covers = ("norm",)
     requires = ("eliminate_noops",)
     kernels = ("compilepass::fused_add_rms_norm",)
 

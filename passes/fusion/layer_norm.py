@@ -31,7 +31,7 @@ class FuseLayerNorm(FusionPass):
     """
 
     name = "fuse_layer_norm"
-    covers = "norm"
+    covers = ("norm",)
     before = ("fuse_add_rms_norm", "fuse_norm_quant", "fuse_rms_norm")
     requires = ("eliminate_noops",)
     kernels = ("compilepass::fused_add_layer_norm", "compilepass::layer_norm")

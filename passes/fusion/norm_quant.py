@@ -30,7 +30,7 @@ class FuseNormQuant(FusionPass):
     """The norm's result must have no other user than the quantisation; the sum may."""
 
     name = "fuse_norm_quant"
-    covers = "norm"
+    covers = ("norm",)
     after = ("fuse_add_rms_norm",)
     requires = ("eliminate_common_subexpressions",)
     kernels = (

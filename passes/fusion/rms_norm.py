@@ -28,7 +28,7 @@ class FuseRMSNorm(FusionPass):
     """The norms that no larger fusion has taken: without residual, or without quantisation."""
 
     name = "fuse_rms_norm"
-    covers = "norm"
+    covers = ("norm",)
     after = ("fuse_add_rms_norm", "fuse_norm_quant")
     requires = ("eliminate_noops",)
     kernels = ("compilepass::rms_norm",)

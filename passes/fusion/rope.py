@@ -35,7 +35,7 @@ class FuseRope(FusionPass):
     """
 
     name = "fuse_rope"
-    covers = "rotary"
+    covers = ("rotary",)
     requires = ("eliminate_common_subexpressions",)
     kernels = ("compilepass::rotate",)
 

@@ -91,6 +91,7 @@ def arguments(op: str, rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
         "rotary_embedding": (q, q[:, :8], *half, False),
         "rotate": (heads, *tables),
         "qk_norm_rope": (q, q[:, :8], weight[:HEAD], weight[HEAD : 2 * HEAD], *half, EPS, False),
+        "rms_norm_rotate": (heads, weight[:HEAD], *tables, EPS),
     }
     for source, made in SOURCES.items():
         for name, quantisation in QUANTISATIONS.items():

@@ -30,6 +30,8 @@ GELU_ATOL = 2e-5
 LAYER_NORM_ATOL = 2e-3
 # the flags of ``rotate``
 ROTATIONS = ("interleaved", "per_pair", "wide")
+# what subtracts products of values that a norm may have rounded to a neighbour
+NORMED_AND_ROTATED = ("qk_norm_rope", "rms_norm_rotate")
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,13 @@ def _rotate_inputs(
     tables = torch.randn(2, *leading[-1:], width if per_pair else 2 * width).to(dtype)
     x = _x((*heads, 2 * width + 3), dtype)
     return x, *tables, interleaved, per_pair, wide
+
+
+def _norm_rotate_inputs(
+    shape: tuple[int, ...], dtype: torch.dtype, interleaved: bool = False, per_pair: bool = False
+) -> tuple[Any, ...]:
+    x, cos, sin, *_ = _rotate_inputs(shape, dtype, interleaved, per_pair, False)
+    return x, _x(x.shape[-1:], dtype), cos, sin, EPS
 
 
 def _qk_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -220,6 +229,19 @@ def _qk_norm_rope(
     return _rotary(q, k, cos, sin, interleaved)
 
 
+def _norm_rotate(
+    x: Tensor,
+    weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    variant: str = "llama",
+    interleaved: bool = False,
+    per_pair: bool = False,
+) -> tuple[Tensor]:
+    return _rotate(_norm(x, weight, eps, variant), cos, sin, interleaved, per_pair, False)
+
+
 def _linear(
     xq: Tensor, xscale: Tensor, wq: Tensor, wscale: Tensor, bias: Tensor | int, _: torch.dtype
 ) -> Tensor:
@@ -333,6 +355,7 @@ CASES = {
     ),
     "rotary_embedding": Case(_rotary_inputs, _rotary),
     "qk_norm_rope": Case(_qk_inputs, _qk_norm_rope),
+    "rms_norm_rotate": Case(_norm_rotate_inputs, _norm_rotate),
     "int8_linear": Case(_linear_inputs, lambda *a: (_linear(*a),)),
     "int8_dynamic_linear": Case(_weight_only_inputs, lambda *a: (_dynamic_linear(*a),)),
     "int8_dynamic_linear/residual": Case(_dynamic_linear_inputs, lambda *a: (_dynamic_linear(*a),)),
@@ -401,6 +424,18 @@ CASES |= {
     for source in SOURCES
     for name in QUANTISATIONS
     if name != "dynamic_int8"
+}
+CASES |= {
+    "rms_norm_rotate"
+    + "".join(f"/{n}" for n, on in zip(ROTATIONS, flags, strict=False) if on): Case(
+        lambda shape, dtype, flags=flags: (
+            *_norm_rotate_inputs(shape, dtype, *flags),
+            "gemma",
+            *flags,
+        ),
+        _norm_rotate,
+    )
+    for flags in ((True, False), (False, True), (True, True))
 }
 
 

@@ -26,6 +26,7 @@ from .cases import (
     FP64_ATOL,
     FP64_RTOL,
     GELU_ATOL,
+    NORMED_AND_ROTATED,
     mapped,
     op_of,
     outputs,
@@ -89,7 +90,7 @@ def test_a_kernel_is_near_fp64_and_rounds_as_native_does(
     args = case.inputs(shape, dtype)
     out, native = outputs(op_of(name)(*args)), outputs(native_of(name)(*args))
     atol = slack_of(name, shape)
-    assert_like_native(out, native, atol=atol, subtracts=name.startswith("qk_norm_rope"))
+    assert_like_native(out, native, atol=atol, subtracts=name.startswith(NORMED_AND_ROTATED))
     for mine in out:
         assert mine.is_contiguous()
     wanted = case.oracle(*mapped(args, to_double))
@@ -117,7 +118,7 @@ def test_a_row_wider_than_a_block_is_walked_through(
             outputs(op_of(name)(*args)),
             outputs(native_of(name)(*args)),
             atol=slack_of(name, (2, 200)),
-            subtracts=name.startswith("qk_norm_rope"),
+            subtracts=name.startswith(NORMED_AND_ROTATED),
         )
 
 

@@ -22,6 +22,7 @@ from .cases import (
     FP64_RTOL,
     GELU_ATOL,
     LAYER_NORM_ATOL,
+    NORMED_AND_ROTATED,
     SHAPES,
     TWO_ULP,
     as_numbers,
@@ -50,14 +51,8 @@ NOT_FOR_EXTREMES = (
     "fused_add_layer_norm",
 )
 # A result may be small beside what it is the difference of.
-SUBTRACTS = (
-    "rota",
-    "qk_norm_rope",
-    "fused_add_layer_norm",
-    "int8_dynamic_linear",
-    "weight_only_int8_linear",
-    "fp8_linear",
-)
+LINEAR = ("int8_dynamic_linear", "weight_only_int8_linear", "fp8_linear")
+SUBTRACTS = ("rota", *NORMED_AND_ROTATED, "fused_add_layer_norm", *LINEAR)
 
 
 def native_of(name: str) -> Any:
@@ -161,7 +156,7 @@ def test_kernel_rounds_as_native_does(
         outputs(op_of(name)(*args)),
         outputs(native_of(name)(*args)),
         atol=slack_of(name, shape),
-        subtracts=name.startswith(("qk_norm_rope", *SUBTRACTS[3:])),
+        subtracts=name.startswith((*NORMED_AND_ROTATED, *LINEAR)),
         scale=scale_of(name, args),
         dtype=dtype,
     )
@@ -433,6 +428,9 @@ def _tables(half: int) -> tuple[Tensor, ...]:
         ("fused_add_layer_norm", (torch.ones(2, 8), torch.ones(3, 8), None, None, EPS)),
         ("qk_norm_rope", (*_heads(8), torch.ones(8), torch.ones(7), *_tables(4), EPS, False)),
         ("qk_norm_rope", (*_heads(8), torch.ones(8), torch.ones(8), *_tables(5), EPS, False)),
+        ("rms_norm_rotate", (torch.ones(2, 8), torch.ones(7), *_tables(8), EPS)),
+        ("rms_norm_rotate", (torch.ones(2, 8), torch.ones(8), *_tables(10), EPS)),
+        ("rms_norm_rotate", (torch.ones(2, 8), torch.ones(8), *_tables(8), EPS, "gema")),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_eager_and_traced(
@@ -507,6 +505,30 @@ def test_qk_norm_rope_equals_its_two_kernels_exactly(
         found = ops.qk_norm_rope(q, k, *weights, *tables, EPS, interleaved, variant)
         for mine, theirs in zip(found, wanted, strict=True):
             assert torch.equal(mine, theirs)
+
+
+@every_dtype
+@pytest.mark.parametrize("variant", ["llama", "torch", "gemma"])
+@pytest.mark.parametrize("per_pair", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rms_norm_rotate_equals_its_two_kernels_exactly(
+    dtype: torch.dtype, variant: str, per_pair: bool, interleaved: bool
+) -> None:
+    ops = torch.ops.compilepass
+    x = torch.randn(2, 5, 3, 40).to(dtype)
+    weight = torch.randn(40).to(dtype)
+    for turned in (40, 14):  # whole heads, and a part of them
+        tables = torch.randn(2, 2, 5, 1, turned // 2 if per_pair else turned).to(dtype)
+        for heads, (cos, sin) in (
+            (x, tables),  # the heads of a token side by side, and as attention wants them
+            (x.transpose(1, 2), tables.transpose(2, 3)),
+        ):
+            normed = ops.rms_norm(heads, weight, EPS, variant)
+            wanted = ops.rotate(normed, cos, sin, interleaved, per_pair)
+            found = ops.rms_norm_rotate(
+                heads, weight, cos, sin, EPS, variant, interleaved, per_pair
+            )
+            assert torch.equal(found, wanted)
 
 
 def test_layer_norm_keeps_the_digits_of_rows_far_from_zero() -> None:

@@ -38,25 +38,27 @@ def int8_block() -> tuple[nn.Module, tuple[Tensor, ...]]:
         return block(hidden=64, intermediate=128, heads=4, tokens=8, layers=2)  # type: ignore[no-any-return]
 
 
-def hf_llama() -> tuple[nn.Module, tuple[Tensor, ...]]:
+def hugging_face(family: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
+    config = getattr(transformers, f"{family}Config")(
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=1,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=16,
         vocab_size=97,
         use_cache=False,
     )
-    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).to(torch.bfloat16)
     return model.eval().requires_grad_(False), (torch.arange(8).reshape(1, 8),)
 
 
 MODELS: dict[str, tuple[Callable[[], Any], bool | None]] = {
     "int8_block": (int8_block, None),
     "int8_block_dynamic": (int8_block, True),
-    "hf_llama": (hf_llama, None),
+    "hf_llama": (functools.partial(hugging_face, "Llama"), None),
+    "hf_qwen3": (functools.partial(hugging_face, "Qwen3"), None),
 }
 
 
@@ -199,6 +201,7 @@ def test_zero_changes_is_no_change(cls: type[Pass], model_name: str) -> None:
         ("int8_block", {"fuse_norm_quant": 4, "fuse_act_quant": 2, "fuse_int8_linear": 8}),
         ("int8_block_dynamic", {"fuse_norm_quant": 4, "fuse_act_quant": 2, "fuse_int8_linear": 8}),
         ("hf_llama", {"fuse_add_rms_norm": 2, "fuse_norm_quant": 0}),
+        ("hf_qwen3", {"fuse_qk_norm_rope": 2, "fuse_add_rms_norm": 2, "fuse_rope": 0}),
     ],
 )
 def test_the_models_have_something_for_the_fusions(name: str, counts: dict[str, int]) -> None:

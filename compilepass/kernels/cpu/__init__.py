@@ -142,6 +142,7 @@ CPP_OPS: dict[str, Callable[..., str | None]] = {
     "quick_gelu": _supports_rows,
     "relu2": _supports_rows,
     "rms_norm": _supports_rows,
+    "rms_norm_rotate": _supports_rows,
     "rotary_embedding": _supports_rotary_embedding,
     "rotate": _supports_rows,
     "silu_and_mul": _supports_rows,

@@ -63,15 +63,19 @@ Tensor rotated(
 
 // The heads of x normed, then rotated.
 Tensor norm_rotated(
-    const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin, float eps,
-    bool interleaved, const std::string& variant) {
+    const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin, int64_t skipped,
+    float eps, bool interleaved, bool per_pair, const std::string& variant) {
   norm_width(x, weight);
   const Tensor weights = dense(weight);
   return with_rotation(
-      x, cos, sin, 1, true, [&]<class T>(const Rotation<T>& rotation, const Lead& lead, int64_t rows) {
+      x, cos, sin, skipped, per_pair,
+      [&]<class T>(const Rotation<T>& rotation, const Lead& lead, int64_t rows) {
         with_weight(variant, data<T>(weights), [&](const auto& weight) {
           choose(interleaved, [&]<class Interleaved>(Interleaved) {
-            norm_rotate_rows<Interleaved::value>(rotation, weight, eps, lead, rows);
+            choose(per_pair, [&]<class PerPair>(PerPair) {
+              norm_rotate_rows<Interleaved::value, PerPair::value>(
+                  rotation, weight, eps, lead, rows);
+            });
           });
         });
       });
@@ -118,8 +122,20 @@ std::tuple<Tensor, Tensor> qk_norm_rope(
   const Tensor c = as_dtype(cos, q.scalar_type()), s = as_dtype(sin, q.scalar_type());
   const float e = static_cast<float>(eps);
   return {
-      norm_rotated(q, q_weight, c, s, e, interleaved, variant),
-      norm_rotated(k, k_weight, c, s, e, interleaved, variant)};
+      norm_rotated(q, q_weight, c, s, 1, e, interleaved, true, variant),
+      norm_rotated(k, k_weight, c, s, 1, e, interleaved, true, variant)};
+}
+
+Tensor rms_norm_rotate(
+    const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin, double eps,
+    std::string variant, bool interleaved, bool per_pair) {
+  if (!takes(x, weight, cos, sin)) {
+    return call<Tensor>(
+        "compilepass_native::rms_norm_rotate", x, weight, cos, sin, eps, variant, interleaved,
+        per_pair);
+  }
+  return norm_rotated(
+      x, weight, cos, sin, 0, static_cast<float>(eps), interleaved, per_pair, variant);
 }
 
 }  // namespace
@@ -127,6 +143,7 @@ std::tuple<Tensor, Tensor> qk_norm_rope(
 Entries rotary_entries() {
   return {
       {"qk_norm_rope", TORCH_BOX(&qk_norm_rope)},
+      {"rms_norm_rotate", TORCH_BOX(&rms_norm_rotate)},
       {"rotary_embedding", TORCH_BOX(&rotary_embedding)},
       {"rotate", TORCH_BOX(&rotate)},
   };

@@ -161,9 +161,9 @@ void rotate_rows(
   });
 }
 
-// A row normed, then rotated by tables with a value a pair. In halves, the normed values stay in
-// registers; neighbours are rotated in their place among the results.
-template <bool Interleaved, class T, class Apply>
+// A row normed, then rotated. In halves, the normed values stay in registers; neighbours are rotated
+// in their place among the results.
+template <bool Interleaved, bool PerPair, class T, class Apply>
 COMPILEPASS_INLINE void norm_rotate_row(
     const T* x, float scale, const Weight<T, Apply>& weight, const T* cos, const T* sin, T* out,
     int64_t width, int64_t turned) {
@@ -174,41 +174,43 @@ COMPILEPASS_INLINE void norm_rotate_row(
   for_each_two(half, [&](int64_t i, auto part) {
     const auto a = Storage<T>::round(normed(i, part));
     const auto b = Storage<T>::round(normed(half + i, part));
-    const auto c = load(cos + i, part), s = load(sin + i, part);
-    store(out + i, product<T, false>(a, c) - product<T, false>(b, s), part);
-    store(out + half + i, product<T, false>(b, c) + product<T, false>(a, s), part);
+    const auto cos_a = load(cos + i, part), sin_a = load(sin + i, part);
+    const auto cos_b = PerPair ? cos_a : load(cos + half + i, part);
+    const auto sin_b = PerPair ? sin_a : load(sin + half + i, part);
+    store(out + i, product<T, false>(a, cos_a) - product<T, false>(b, sin_a), part);
+    store(out + half + i, product<T, false>(b, cos_b) + product<T, false>(a, sin_b), part);
   });
   for_each_two(width - 2 * half, [&](int64_t i, auto part) {
     store(out + 2 * half + i, normed(2 * half + i, part), part);
   });
-  if constexpr (Interleaved) rotate_row<T, true, true, false>(out, cos, sin, out, turned);
+  if constexpr (Interleaved) rotate_row<T, true, PerPair, false>(out, cos, sin, out, turned);
 }
 
-template <bool Interleaved, class T, class Apply>
+template <bool Interleaved, bool PerPair, class T, class Apply>
 void norm_rotate_rows(
     const Rotation<T>& r, const Weight<T, Apply>& weight, float eps, const Lead& lead,
     int64_t rows) {
+  constexpr int64_t kBlock = 32;  // rows whose scales are computed at once, as vectors
   parallel_rows(rows, r.width, [&](int64_t begin, int64_t end) {
-    for_each_run(lead, begin, end, [&](const Walk& walk, int64_t row, int64_t count) {
-      const T *cos = r.cos + walk.at[1], *sin = r.sin + walk.at[2];
-      constexpr int64_t kBlock = 32;  // rows whose scales are computed at once, as vectors
-      for (int64_t done = 0; done < count; done += kBlock) {
-        const int64_t block = std::min(count - done, kBlock);
-        const Run<const T> x{r.x + walk.at[0] + done * walk.stride(), walk.stride()};
-        const Run<T> out{r.out + (row + done) * r.width, r.width};
-        std::array<float, kBlock> scales{};
-        for (int64_t n = 0; n < block; ++n) {
-          scales[n] = sum_of_squares(r.width, [from = x[n]](int64_t i, auto part) {
-            return load(from + i, part);
-          });
-        }
-        for (float& scale : scales) scale = inverse_rms(scale, r.width, eps);
-        for (int64_t n = 0; n < block; ++n) {
-          norm_rotate_row<Interleaved>(
-              x[n], scales[n], weight, cos, sin, out[n], r.width, r.turned);
-        }
+    Walk walk(lead, begin);
+    for (int64_t row = begin; row < end; row += kBlock) {
+      const int64_t block = std::min(end - row, kBlock);
+      std::array<std::array<int64_t, 3>, kBlock> at;
+      std::array<float, kBlock> scales{};
+      for (int64_t n = 0; n < block; ++n) {
+        at[n] = walk.at;
+        scales[n] = sum_of_squares(r.width, [from = r.x + at[n][0]](int64_t i, auto part) {
+          return load(from + i, part);
+        });
+        walk.advance(1);
       }
-    });
+      for (float& scale : scales) scale = inverse_rms(scale, r.width, eps);
+      for (int64_t n = 0; n < block; ++n) {
+        norm_rotate_row<Interleaved, PerPair>(
+            r.x + at[n][0], scales[n], weight, r.cos + at[n][1], r.sin + at[n][2],
+            r.out + (row + n) * r.width, r.width, r.turned);
+      }
+    }
   });
 }
 

@@ -53,6 +53,7 @@ from .quantisation import (
 )
 from .rotary import (
     qk_norm_rope,
+    rms_norm_rotate,
     rotary_embedding,
     rotate,
 )
@@ -85,6 +86,7 @@ __all__ = [
     "relu2",
     "rms_norm",
     "rms_norm_dynamic_int8_quant",
+    "rms_norm_rotate",
     "rotary_embedding",
     "rotate",
     "silu_and_mul",

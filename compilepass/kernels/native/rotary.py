@@ -9,6 +9,7 @@ from .norms import rms_norm
 
 __all__ = [
     "qk_norm_rope",
+    "rms_norm_rotate",
     "rotary_embedding",
     "rotate",
 ]
@@ -50,6 +51,24 @@ def qk_norm_rope(
     """
     q, k = rms_norm(q, q_weight, eps, variant), rms_norm(k, k_weight, eps, variant)
     return rotary_embedding(q, k, cos, sin, interleaved)
+
+
+def rms_norm_rotate(
+    x: Tensor,
+    weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    variant: str = "llama",
+    interleaved: bool = False,
+    per_pair: bool = False,
+) -> Tensor:
+    """:func:`rotate` of heads that are normed before, one tensor of them at a time.
+
+    ``weight``: ``[D]``, of :func:`~compilepass.kernels.native.rms_norm` with ``eps`` and
+    ``variant``; ``x`` and the tables as in :func:`rotate`.
+    """
+    return rotate(rms_norm(x, weight, eps, variant), cos, sin, interleaved, per_pair)
 
 
 def rotate(

@@ -65,6 +65,21 @@ def _rotate(
     return x.new_empty(x.shape)
 
 
+def _rms_norm_rotate(
+    x: Tensor,
+    weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    variant: str = "llama",
+    interleaved: bool = False,
+    per_pair: bool = False,
+) -> Tensor:
+    check_rms_norm(x, weight, variant)
+    normed = x.new_empty(x.shape, dtype=normed_dtype(x.dtype, weight.dtype, variant))
+    return _rotate(normed, cos, sin, interleaved, per_pair)
+
+
 OPS = (
     define(
         "compilepass::rotary_embedding"
@@ -84,5 +99,11 @@ OPS = (
         " -> (Tensor, Tensor)",
         native=native.qk_norm_rope,
         fake=_qk_norm_rope,
+    ),
+    define(
+        "compilepass::rms_norm_rotate(Tensor x, Tensor weight, Tensor cos, Tensor sin, float eps, "
+        "str variant='llama', bool interleaved=False, bool per_pair=False) -> Tensor",
+        native=native.rms_norm_rotate,
+        fake=_rms_norm_rotate,
     ),
 )

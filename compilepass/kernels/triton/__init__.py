@@ -126,6 +126,7 @@ TRITON_OPS: dict[str, tuple[str, Callable[..., str | None]]] = {
         ("norms", _takes),
     ),
     "quant_int8": ("quantisation", _takes),
+    "rms_norm_rotate": ("rotary", _takes),
     "rotate": ("rotary", _takes),
     "rotary_embedding": ("rotary", _takes_rotary_embedding),
     "qk_norm_rope": ("rotary", _takes_qk_norm_rope),

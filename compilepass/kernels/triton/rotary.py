@@ -15,7 +15,7 @@ from torch.library import triton_op, wrap_triton
 
 from .rows import one_if_interpreted, outputs, rounded, weighted
 
-__all__ = ["qk_norm_rope", "rotary_embedding", "rotate"]
+__all__ = ["qk_norm_rope", "rms_norm_rotate", "rotary_embedding", "rotate"]
 
 DIMS = 3  # leading dimensions that the kernel counts along
 
@@ -272,4 +272,21 @@ def qk_norm_rope(
     cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
     for x, weight, rotated in zip((q, k), (q_weight, k_weight), out, strict=True):
         _run(x, cos, sin, interleaved, True, False, rotated, _Norm(weight, eps, variant))
+    return out
+
+
+@triton_op("compilepass_triton::rms_norm_rotate", mutates_args=())
+def rms_norm_rotate(
+    x: Tensor,
+    weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    variant: str = "llama",
+    interleaved: bool = False,
+    per_pair: bool = False,
+) -> Tensor:
+    args = (x, weight, cos, sin, eps, variant, interleaved, per_pair)
+    out: Tensor = outputs("rms_norm_rotate", *args)
+    _run(x, cos, sin, interleaved, per_pair, False, out, _Norm(weight, eps, variant))
     return out
