@@ -8,8 +8,10 @@ import Dynamo or Inductor: each function does so when it is called.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import torch
@@ -84,16 +86,19 @@ def fake_like(
     mode: FakeTensorMode,
     memory: tuple[Tensor, Tensor] | None = None,
     dtype: torch.dtype | None = None,
+    shape: Sequence[Any] | None = None,
 ) -> Tensor:
     """A fake tensor of ``mode`` with the layout of ``like``, made without running an operation.
 
-    ``dtype`` is another one, if given. ``memory`` is ``(there, here)``: where ``like`` is a view of
-    ``there``, the new one is the same view of ``here``; else it has memory of its own. This is ten
-    times as fast as dispatching the operation again, and is what the cache of ``FakeTensorMode``
-    does on a hit.
+    ``dtype`` is another one, if given; with ``shape`` it is row-major. ``memory`` is
+    ``(there, here)``: where ``like`` is a view of ``there``, the new one is the same view of
+    ``here``; else it has memory of its own. This is ten times as fast as dispatching the operation
+    again, and is what the cache of ``FakeTensorMode`` does on a hit.
     """
     env = mode.shape_env
-    sizes, strides, dtype = like.shape, like.stride(), dtype or like.dtype
+    sizes, strides, dtype = shape or like.shape, like.stride(), dtype or like.dtype
+    if shape is not None:
+        strides = tuple(accumulate(reversed(shape[1:]), mul, initial=1))[::-1]
     with in_kernel_invocation_manager(mode), env.suppress_guards() if env else nullcontext():
         if memory is None:
             meta = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from ..errors import PatternError
 from ..torch_compat import fake_like
-from .layout import is_row_major, layout
+from .layout import in_order, is_row_major, layout
 from .term import Shape, same
 
 __all__ = ["Call", "Decompositions", "MutationError", "Recording", "record"]
@@ -110,6 +110,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         functional = self.functional(func, args) if func._schema.is_mutable else func
         out = _elementwise(func, args, kwargs)
         if out is None:
+            out = _joined(func, args, kwargs)
+        if out is None:
             out = func(*args, **kwargs)
         flat, _ = tree_flatten(out)
         tensors = [t for t in flat if isinstance(t, torch.Tensor)]
@@ -174,9 +176,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of an elementwise operation on row-major tensors of one floating dtype.
+    """The result of an elementwise operation on tensors of one floating dtype, in row-major order.
 
-    It is laid out as the one that the others are broadcast to. Working that out costs PyTorch a
+    It has the shape of the one that the others are broadcast to. Working that out costs PyTorch a
     hundred times as much where sizes are symbols. ``None`` for other calls.
     """
     is_cast = func is torch.ops.prims.convert_element_type.default
@@ -191,10 +193,27 @@ def _elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
             kinds = {(t.dtype, t.device) for t in tensors}
             if len(kinds) > 1 or not full.dtype.is_floating_point:
                 return None
-            if not all(map(is_row_major, tensors)):
+            if not all(map(in_order, tensors)):
                 return None
-            return fake_like(full, full.fake_mode, dtype=args[1] if is_cast else None)
+            dtype = args[1] if is_cast else None
+            shape = None if is_row_major(full) else tuple(full.shape)
+            return fake_like(full, full.fake_mode, dtype=dtype, shape=shape)
     return None
+
+
+def _joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a concatenation along the last dimension, which is row-major; else ``None``."""
+    if func is not aten.cat.default or kwargs or len(args) != 2:
+        return None
+    tensors, dim = args
+    if not tensors or not all(isinstance(t, FakeTensor) and in_order(t) for t in tensors):
+        return None
+    first = tensors[0]
+    kinds = {(t.dtype, t.device, layout(t)[0][:-1]) for t in tensors}
+    if len(kinds) > 1 or first.dim() < 1 or dim not in (-1, first.dim() - 1):
+        return None
+    shape = (*first.shape[:-1], sum(t.shape[-1] for t in tensors))
+    return fake_like(first, first.fake_mode, shape=shape)
 
 
 def _spreads(shape: Shape, over: Shape) -> bool:

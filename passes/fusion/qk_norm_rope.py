@@ -34,8 +34,6 @@ WHOLE = (
 )
 #: the same of heads that are rotated in part
 PARTIAL = (
-    ("gemma", True),  # Qwen3-Next
-    ("gemma", False),
     ("llama", True),  # GLM 4.5
     ("llama", False),
 )

@@ -40,9 +40,9 @@ class FuseRope(FusionPass):
     kernels = ("compilepass::rotate",)
 
     def rules(self, ctx: PassContext) -> Sequence[Rule]:
-        # what is wider comes first: around a rotation there may be casts, and around those a cat
+        # what is wider comes first: around a rotation there may be casts, or a cat
         flags = [(*f, wide) for wide in (True, False) for f in product((False, True), repeat=2)]
-        return [*(_partial(*f) for f in flags), *(_whole(*f) for f in flags)]
+        return [*(_partial(*f) for f in flags if not f[-1]), *(_whole(*f) for f in flags)]
 
 
 def _whole(interleaved: bool, per_pair: bool, wide: bool) -> Rule:

@@ -89,8 +89,8 @@ LAYERS: list[tuple[Layer, Norm]] = [
     (normed_then_transposed, llama),
     *((transposed_then_normed, norm) for norm in (llama, gemma, in_float)),
     *((rotated_then_transposed, norm) for norm in (llama, gemma, in_float)),
-    *((a_part_transposed, norm) for norm in (llama, gemma)),
-    *((a_part, norm) for norm in (llama, gemma)),
+    (a_part_transposed, llama),
+    (a_part, llama),
 ]
 
 
