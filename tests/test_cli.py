@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -17,7 +18,8 @@ from typer.testing import CliRunner
 
 from compilepass.cli import app
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "int8_llama.py"
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "int8_llama.py"
 SMALL = ("hidden=32", "intermediate=48", "heads=4", "layers=2")
 
 MODEL = """
@@ -178,8 +180,15 @@ def test_an_interrupt_exits_with_130_and_nothing_else(tmp_path: Path) -> None:
         "import sys, time\ndef model():\n    print('here', flush=True)\n    time.sleep(60)\n"
     )
     command = [sys.executable, "-m", "compilepass", "run", "slow.py:model", "--dump", "dump"]
+    # what runs in the background of a script ignores interrupts, and so would its children
+    listen = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=listen,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "here\n"
@@ -200,14 +209,19 @@ def test_kernels_say_what_runs_and_why() -> None:
 
 def test_kernels_are_verified_and_a_wrong_one_fails_with_its_first_wrong_call() -> None:
     planted = ("--import", "tests.kernels.planted", "--op", "planted::halved")
-    good = run("kernels", "--verify", *planted, "--provider", "narrow")
-    assert good.exit_code == 0, good.output
+
+    def verify(*words: str) -> subprocess.CompletedProcess[str]:
+        """In a process of its own: another test may have planted them under another name."""
+        command = [sys.executable, "-m", "compilepass", "kernels", "--verify", *planted, *words]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    good = verify("--provider", "narrow")
+    assert good.returncode == 0, good.stderr
     assert re.search(r"planted::halved +cpu +narrow +ok +ok +ok +ok", good.stdout)
-    words = ("kernels", "--verify", *planted, "--provider", "rounds_half_up")
-    bad = run(*words)
-    assert bad.exit_code == 1
+    bad = verify("--provider", "rounds_half_up")
+    assert bad.returncode == 1
     assert "ties: output 0" in bad.stdout
-    document = json.loads(run(*words, "--json").stdout)
+    document = json.loads(verify("--provider", "rounds_half_up", "--json").stdout)
     assert not document["ok"]
     assert {r["check"] for r in document["records"] if not r["ok"]} == {"native"}
 

@@ -47,9 +47,13 @@ def test_the_kernels_compute_what_native_does_in_the_interpreter() -> None:
     assert "skipped" not in done.stdout
 
 
-def test_every_shipped_op_but_one_has_a_triton_kernel() -> None:
+#: what has none: matrix products, and quantisation to fp8 or with a scale that is known before
+WITHOUT = ("linear", "fp8", "static_", "asymmetric_")
+
+
+def test_which_shipped_ops_have_a_triton_kernel() -> None:
     shipped = {op.name.removeprefix("compilepass::") for op in kernels.SHIPPED}
-    assert shipped - set(TRITON_OPS) == {"int8_linear"}
+    assert set(TRITON_OPS) == {n for n in shipped if not any(w in n for w in WITHOUT)}
 
 
 def test_each_op_has_a_triton_kernel_that_says_why_it_does_not_run() -> None:
