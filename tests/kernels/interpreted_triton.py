@@ -148,9 +148,7 @@ def test_opcheck(name: str) -> None:
 
 
 @pytest.mark.parametrize("fill", [1e-30, 1e4, 3e38, INF, -INF, NAN])
-@pytest.mark.parametrize(
-    "name", [n for n in TRITON_CASES if n.partition("/")[0] not in NOT_FOR_EXTREMES]
-)
+@pytest.mark.parametrize("name", [n for n in TRITON_CASES if not n.startswith(NOT_FOR_EXTREMES)])
 def test_extreme_values_give_what_native_gives(name: str, fill: float) -> None:
     args = TRITON_CASES[name].inputs((4, 33), torch.float32)
     args[0][1, ..., 3] = fill
