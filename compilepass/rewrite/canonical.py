@@ -203,8 +203,23 @@ class Canonical:
         """Whether the native form of a kernel call may have an ``op``."""
         kind = self._kinds.get(node)
         if kind is None:
-            kind = self._kinds[node] = _kind_of_call(node)
+            kind = self._kinds[node] = self._kind_of_call(node)
         return op in self._inside.get(kind, (op,))
+
+    def _kind_of_call(self, node: Source) -> Any:
+        """What tells calls apart whose native forms may have different operations."""
+
+        def kind(value: Any) -> Any:
+            if isinstance(value, (Node, Call)):
+                val: Any = value.meta.get("val")
+                is_tensor = isinstance(val, torch.Tensor)
+                return (val.dtype, self.shape_of(value)) if is_tensor else type(val)
+            if isinstance(value, (list, tuple)):
+                return tuple(map(kind, value))
+            return type(value), value
+
+        named = tuple([(k, kind(v)) for k, v in node.kwargs.items()])
+        return node.target, kind(node.args), named
 
     # -- keeping up with the graph ---------------------------------------------------------------
 
@@ -491,7 +506,7 @@ class Canonical:
             expanded = self._expand(op, params, operands, owners)
             if expanded is not None:
                 outs, self._made, self._expansions[node] = expanded
-                self._inside[_kind_of_call(node)] = frozenset([t.op for t in self._made])
+                self._inside[self._kind_of_call(node)] = frozenset([t.op for t in self._made])
                 if tensor:
                     return outs[0]
                 self._outputs[node] = outs
@@ -622,18 +637,3 @@ def _sources(node: Source) -> list[Source]:
         return list(node.all_input_nodes)
     flat = tree_flatten((node.args, node.kwargs))[0]
     return [a for a in flat if isinstance(a, Call)]
-
-
-def _kind_of_call(node: Source) -> Any:
-    """What tells calls apart whose native forms may have different operations."""
-
-    def kind(value: Any) -> Any:
-        if isinstance(value, (Node, Call)):
-            val = value.meta.get("val")
-            return val.dtype if isinstance(val, torch.Tensor) else type(val)
-        if isinstance(value, (list, tuple)):
-            return tuple(map(kind, value))
-        return type(value), value
-
-    named = tuple([(k, kind(v)) for k, v in node.kwargs.items()])
-    return node.target, kind(node.args), named

@@ -34,8 +34,9 @@ class MemoryOrder:
     leading: tuple[int, ...]
 
     def applied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``tensor`` with its leading dimensions in this order, of which the first may be missing:
-        it has ``inner`` ones behind them.
+        """``tensor`` with its leading dimensions in this order, one dimension behind them.
+
+        The first ones may be missing, as in a table that broadcasts; they are then of size 1.
         """
         missing = max(0, len(self.leading) + 1 - tensor.dim())
         for _ in range(missing):
