@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 from .compile import Backend, plan
 from .config import CompilationConfig, use_config
 from .errors import CompilePassError
-from .models import Target, build
+from .models import Target, build, next_token
 from .reporting import NearMiss
 from .sites import KINDS, count_sites
 
@@ -137,14 +137,6 @@ def _compile(
         model, inputs = build(Target(f"hf:{family}", dtype=dtype))
         assert isinstance(inputs, Mapping)
         if phase == "decode":
-            inputs = _next_token(model, inputs)
+            inputs = next_token(model, inputs)
         torch.compile(model, backend=counting, dynamic=config.dynamic)(**inputs)
     return found, backend
-
-
-def _next_token(model: Any, inputs: Any) -> dict[str, Any]:
-    """The inputs of the step after ``inputs``: one token, and the cache that those have filled."""
-    model.config.use_cache = True
-    before = model(**inputs, use_cache=True)
-    token = inputs["input_ids"][:, -1:]
-    return {"input_ids": token, "past_key_values": before.past_key_values, "use_cache": True}

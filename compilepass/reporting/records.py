@@ -87,7 +87,10 @@ class PassRecord:
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """One compiled graph: its passes in the order of the plan."""
+    """One compiled graph: its passes in the order of the plan.
+
+    ``ms`` is all that the passes cost, with what is loaded and traced once in a process.
+    """
 
     name: str
     is_inference: bool
@@ -96,6 +99,7 @@ class GraphRecord:
     nodes_after: int
     passes: tuple[PassRecord, ...] = ()
     is_backward: bool = False
+    ms: float = 0.0
 
 
 @dataclass(frozen=True)
