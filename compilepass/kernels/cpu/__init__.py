@@ -19,6 +19,7 @@ __all__ = ["register"]
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 WIDEST_EXACT = 65536  # as in linear.cpp
+FEWEST_ROWS = 2  # as in few_floats.h
 
 
 def register() -> None:
@@ -106,6 +107,14 @@ def _supports_weights(x: Tensor, wq: Tensor, wscale: Tensor, dtype: torch.dtype)
     return None
 
 
+def _supports_linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> str | None:
+    if not w.is_contiguous():
+        return "the weight does not lie row by row in memory"
+    if x.numel() > FEWEST_ROWS * x.shape[-1]:
+        return f"x has more than {FEWEST_ROWS} rows"
+    return _supports_rows(x, w, bias)
+
+
 def _supports_static(tensors: int, *args: Any) -> str | None:
     """A quantisation after so many ``tensors`` of one dtype, with a scale behind them."""
     for value, dtype in zip(args[tensors:], (torch.float32, torch.int32), strict=False):
@@ -135,6 +144,7 @@ CPP_OPS: dict[str, Callable[..., str | None]] = {
     "int8_dynamic_linear": _supports_dynamic_matmul,
     "int8_linear": partial(_supports_matmul, torch.int8),
     "layer_norm": _supports_rows,
+    "linear": _supports_linear,
     "mul_and_silu": _supports_rows,
     "qk_norm_rope": _supports_qk_norm_rope,
     "quant_fp8": _supports_rows,
