@@ -112,7 +112,9 @@ class Canonical:
 
     def values(self, op: str) -> list[Term]:
         """All values that ``op`` computes, in the order of the graph."""
-        for node in (*self._kernels_with(op), *self.calls.makers(op)):
+        for node in self._kernels_with(op):  # one read shows whether others of its kind have it
+            self._read_all(node)
+        for node in self.calls.makers(op):
             self._read_all(node)
         return sorted(self._by_op.get(op, ()), key=lambda term: term.owners[0])
 
