@@ -16,7 +16,8 @@ from dataclasses import replace
 from torch.fx import Node
 
 from ..kernels import find
-from .canonical import Canonical, Source
+from .arguments import Source
+from .canonical import Canonical
 from .match import Failure, Unifier
 from .rule import Pattern, below
 from .term import Term
