@@ -156,7 +156,8 @@ class _Attempt:
     @property
     def is_one_kernel(self) -> bool:
         """Whether all that matched is a part of one kernel call: another rule has been here."""
-        terms = [t for p, t in self._unifier.terms.items() if p.op not in ("input", "const")]
+        bound = self._unifier.terms.items()
+        terms = [t for p, t in bound if p.op not in ("input", "const") and p not in self._skipped]
         owners = {node for t in terms for node in t.owners}
         return len(terms) > 1 and len(owners) == 1 and find(owners.pop().target) is not None
 
