@@ -8,9 +8,9 @@ from compilepass import Pass
 from .fusion.act_and_mul import FuseActAndMul
 from .fusion.act_quant import FuseActQuant
 from .fusion.add_rms_norm import FuseAddRMSNorm
-from .fusion.few_rows_linear import FuseFewRowsLinear
 from .fusion.int8_linear import FuseInt8Linear
 from .fusion.layer_norm import FuseLayerNorm
+from .fusion.linear import FuseLinear
 from .fusion.norm_quant import FuseNormQuant
 from .fusion.qk_norm_rope import FuseQKNormRope
 from .fusion.rms_norm import FuseRMSNorm
@@ -33,7 +33,7 @@ def shipped_passes() -> list[type[Pass]]:
         FuseActAndMul,
         FuseActQuant,
         FuseAddRMSNorm,
-        FuseFewRowsLinear,
+        FuseLinear,
         FuseInt8Linear,
         FuseLayerNorm,
         FuseNormQuant,
