@@ -89,7 +89,7 @@ class PassRecord:
 class GraphRecord:
     """One compiled graph: its passes in the order of the plan.
 
-    ``ms`` is all that the passes cost, with what is loaded and traced once in a process.
+    ``cpu_ms`` is the processor time of its passes, with what a process loads and traces once.
     """
 
     name: str
@@ -99,7 +99,7 @@ class GraphRecord:
     nodes_after: int
     passes: tuple[PassRecord, ...] = ()
     is_backward: bool = False
-    ms: float = 0.0
+    cpu_ms: float = 0.0
 
 
 @dataclass(frozen=True)
