@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
 import torch
 
 from .term import Shape, product, same, size_of
@@ -70,10 +72,16 @@ def _falls(strides: Sequence[Any]) -> bool:
     return all(map(_no_smaller, strides, strides[1:]))
 
 
+@functools.lru_cache(4096)
 def _no_smaller(stride: Any, following: Any) -> bool:
+    """Whether it holds for all sizes from 2 on: others do not matter for the order."""
     if isinstance(stride, int) and isinstance(following, int):
         return stride >= following > 0
     if following == 0 or stride == 0:
         return False
     ratio = stride / following
-    return bool(ratio == 1 or (ratio.is_integer and ratio.is_positive))
+    if ratio == 1 or (ratio.is_integer and ratio.is_positive):
+        return True
+    difference = sympy.sympify(stride - following)
+    larger = {s: 2 + sympy.Dummy(integer=True, nonnegative=True) for s in difference.free_symbols}
+    return bool(sympy.expand(difference.xreplace(larger)).is_nonnegative)

@@ -201,6 +201,7 @@ class _Sizes:
 _spare: list[_Sizes] = []  # a trace takes one out while it runs, so threads share none
 
 
+@functools.lru_cache(4096)  # most patterns have the same ones
 def _is_trivial(guard: sympy.Basic) -> bool:
     """Conditions that set sizes of 0 and 1 apart, where the recorded operations are the same.
 
