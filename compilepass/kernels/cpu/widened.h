@@ -1,9 +1,10 @@
 // Matrix multiplication of float32 rows with weights of a byte each, int8 or fp8: x [M, K] times
 // w [N, K] transposed, summed in float32.
 //
-// A block of w, some columns by some depth, is widened and transposed into a buffer that stays in
-// the second-level cache, so that a vector holds neighbouring columns; then all rows of x pass by
-// in tiles of kTall rows by two vectors, whose sums stay in registers.
+// A few rows are the business of few_rows.h. For more, a block of w, some columns by some depth, is
+// widened and transposed into a buffer that stays in the second-level cache, so that a vector holds
+// neighbouring columns; then all rows of x pass by in tiles of kTall rows by two vectors, whose sums
+// stay in registers.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include "few_rows.h"
 #include "vec.h"
 
 namespace compilepass {
@@ -52,14 +54,42 @@ COMPILEPASS_INLINE BitVec widen_bytes(const uint8_t* from) {
 #endif
 }
 
-// Weights of a byte each.
+// Bytes of a row, 0 past its end.
+COMPILEPASS_INLINE BitVec load_bytes(const uint8_t* from, Whole) { return widen_bytes(from); }
+COMPILEPASS_INLINE BitVec load_bytes(const uint8_t* from, Rest part) {
+  uint8_t bytes[kAtOnce] = {};
+  std::memcpy(bytes, from, part.count);
+  return widen_bytes(bytes);
+}
+
+// Weights of a byte each. Up to kFewest rows it is faster to widen them where they lie, once for
+// every kFew rows, than to transpose them.
 struct Int8Weight {
+  static constexpr int64_t kFewest = 6 * kFew;
+  template <class Part>
+  static COMPILEPASS_INLINE Vec load(const uint8_t* from, Part part) {
+    return widen(load_bytes(from, part));
+  }
+#if defined(__AVX512F__)
+  static COMPILEPASS_INLINE Vec load(const uint8_t* from, Whole) {
+    return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+  }
+#elif defined(__AVX2__)
+  static COMPILEPASS_INLINE Vec load(const uint8_t* from, Whole) {
+    return (Vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+  }
+#endif
   static COMPILEPASS_INLINE Vec widen(BitVec byte) {
     const IntVec number = bit_cast<IntVec>(byte << 24) >> 24;
     return __builtin_convertvector(number, Vec);
   }
 };
 struct Fp8Weight {
+  static constexpr int64_t kFewest = 2 * kFew;  // more work a weight
+  template <class Part>
+  static COMPILEPASS_INLINE Vec load(const uint8_t* from, Part part) {
+    return widen(load_bytes(from, part));
+  }
   static COMPILEPASS_INLINE Vec widen(BitVec byte) {
     const BitVec magnitude = byte & 0x7fu;
     const Vec small = __builtin_convertvector(bit_cast<IntVec>(magnitude), Vec) * 0x1p-9f;
@@ -148,8 +178,40 @@ struct WidenedLinear {
   int64_t rows, width, columns;
 };
 
+// What is left to do with the sums of row r from column `at` on.
+template <class T>
+COMPILEPASS_INLINE void finish(
+    const WidenedLinear<T>& a, int64_t r, int64_t at, int64_t columns, const float* sums) {
+  const float scale = a.xscale ? a.xscale[r * a.xstep] : 1.0f;
+  for_each_vec(columns, [&](int64_t c, auto part) {
+    Vec v = load(sums + c, part) * scale * load(a.wscale + at + c, part);
+    if (a.bias) v += load(a.bias + at + c, part);
+    store(a.out + r * a.columns + at + c, plain_nan(v), part);
+  });
+}
+
+template <class Weight, class T>
+void multiply_few(const WidenedLinear<T>& a) {
+  constexpr int64_t chunk = 32;  // rows of w, which stay in the second-level cache
+  const int64_t chunks = (a.columns + chunk - 1) / chunk;
+  const int64_t grain = std::max<int64_t>(1, (int64_t{1} << 18) / (chunk * a.width));
+  torch::stable::parallel_for(0, chunks, grain, [&](int64_t begin, int64_t end) {
+    float sums[kFew * chunk];
+    for (int64_t at = begin * chunk; at < std::min(end * chunk, a.columns); at += chunk) {
+      const int64_t columns = std::min(chunk, a.columns - at);
+      for (int64_t r = 0; r < a.rows; r += kFew) {
+        const int64_t rows = std::min<int64_t>(kFew, a.rows - r);
+        few_rows<Weight, kFew>(
+            rows, a.x + r * a.width, a.w + at * a.width, a.width, columns, sums, chunk);
+        for (int64_t i = 0; i < rows; ++i) finish(a, r + i, at, columns, sums + i * chunk);
+      }
+    }
+  });
+}
+
 template <class Weight, class T>
 void multiply_widened(const WidenedLinear<T>& a) {
+  if (a.rows <= Weight::kFewest) return multiply_few<Weight>(a);
   constexpr int64_t chunk = kPanels * kPanel;
   const int64_t chunks = (a.columns + chunk - 1) / chunk;
   torch::stable::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
@@ -176,14 +238,7 @@ void multiply_widened(const WidenedLinear<T>& a) {
           }
         }
       }
-      for (int64_t r = 0; r < a.rows; ++r) {
-        const float scale = a.xscale ? a.xscale[r * a.xstep] : 1.0f;
-        for_each_vec(columns, [&](int64_t c, auto part) {
-          Vec v = load(sums.get() + r * chunk + c, part) * scale * load(a.wscale + at + c, part);
-          if (a.bias) v += load(a.bias + at + c, part);
-          store(a.out + r * a.columns + at + c, plain_nan(v), part);
-        });
-      }
+      for (int64_t r = 0; r < a.rows; ++r) finish(a, r, at, columns, sums.get() + r * chunk);
     }
   });
 }
