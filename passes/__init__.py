@@ -14,6 +14,7 @@ from .fusion.norm_quant import FuseNormQuant
 from .fusion.qk_norm_rope import FuseQKNormRope
 from .fusion.rms_norm import FuseRMSNorm
 from .fusion.rope import FuseRope
+from .fusion.weight_only_linear import FuseWeightOnlyLinear
 from .utility.clean_up import CleanUp
 from .utility.common_subexpressions import EliminateCommonSubexpressions
 from .utility.defunctionalize import Defunctionalize
@@ -38,4 +39,5 @@ def shipped_passes() -> list[type[Pass]]:
         FuseQKNormRope,
         FuseRMSNorm,
         FuseRope,
+        FuseWeightOnlyLinear,
     ]
