@@ -251,7 +251,9 @@ class Form:
 
 def _put(nodes: list[Any], place: int, node: Any) -> bool:
     """Let ``node`` be what is at ``place``, unless another is."""
-    if nodes[place] is None and isinstance(node, Node):
+    if not isinstance(node, Node):  # an optional tensor that is left out, say
+        return False
+    if nodes[place] is None:
         nodes[place] = node
     return nodes[place] is node
 

@@ -39,7 +39,11 @@ class FuseWeightOnlyLinear(FusionPass):
 
     def rules(self, ctx: PassContext) -> Sequence[Rule]:
         # what computes more comes first, since it holds what the others look for
-        return [_rule(s, with_bias) for with_bias in (True, False) for s in _SPELLINGS[with_bias]]
+        both = (True, False)
+        rules = [_rule(s, with_bias) for with_bias in both for s in _SPELLINGS[with_bias]]
+        if hasattr(torch.ops.quantized_decomposed, "dequantize_per_channel"):  # someone uses it
+            rules += [_rule_of_pt2e(with_bias) for with_bias in both]
+        return rules
 
 
 def scaled_output(x: Tensor, wq: Tensor, wscale: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -126,4 +130,40 @@ def _rule(spelling: Callable[..., Tensor], with_bias: bool) -> Rule:
         check=lies_in_rows,
         name=spelling.__name__ + ("_bias" if with_bias else ""),
         dtypes=half if of_half else (*half, torch.float32),
+    )
+
+
+def dequantised_channels(
+    x: Tensor, wq: Tensor, wscale: Tensor, zero_points: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    weight = torch.ops.quantized_decomposed.dequantize_per_channel(
+        wq, wscale, zero_points, 0, -128, 127, torch.int8
+    )
+    return _plus(x @ weight.t(), bias)
+
+
+def fused_with_zero_points(
+    x: Tensor, wq: Tensor, wscale: Tensor, zero_points: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    # they are 0 as a rule, which is not known before the graph runs
+    return fused(x, wq, wscale, bias) - x.sum(-1, keepdim=True) * (zero_points * wscale)
+
+
+def _rule_of_pt2e(with_bias: bool) -> Rule:
+    """For the ops that ``convert_pt2e`` leaves in a model, which dequantise in float32."""
+    channels = {"wscale": torch.float32, "zero_points": torch.int64}
+    inputs = {
+        "x": Input(("T", "K")),
+        "wq": Input(("N", "K"), torch.int8),
+        **{name: Input(("N",), dtype) for name, dtype in channels.items()},
+    }
+    if with_bias:
+        inputs["bias"] = Input(("N",))
+    return Rule(
+        dequantised_channels,
+        fused_with_zero_points,
+        inputs,
+        check=lies_in_rows,
+        name="dequantised_channels" + ("_bias" if with_bias else ""),
+        dtypes=(torch.float32,),
     )
