@@ -8,6 +8,7 @@ from compilepass import Pass
 from .fusion.act_and_mul import FuseActAndMul
 from .fusion.act_quant import FuseActQuant
 from .fusion.add_rms_norm import FuseAddRMSNorm
+from .fusion.fp8_linear import FuseFp8Linear
 from .fusion.int8_linear import FuseInt8Linear
 from .fusion.layer_norm import FuseLayerNorm
 from .fusion.norm_quant import FuseNormQuant
@@ -33,6 +34,7 @@ def shipped_passes() -> list[type[Pass]]:
         FuseActAndMul,
         FuseActQuant,
         FuseAddRMSNorm,
+        FuseFp8Linear,
         FuseInt8Linear,
         FuseLayerNorm,
         FuseNormQuant,
