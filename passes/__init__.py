@@ -17,6 +17,7 @@ from .fusion.rms_norm import FuseRMSNorm
 from .fusion.rope import FuseRope
 from .fusion.weight_only_linear import FuseWeightOnlyLinear
 from .utility.clean_up import CleanUp
+from .utility.coalesce_splits import CoalesceSplits
 from .utility.common_subexpressions import EliminateCommonSubexpressions
 from .utility.defunctionalize import Defunctionalize
 from .utility.noops import EliminateNoops
@@ -28,6 +29,7 @@ def shipped_passes() -> list[type[Pass]]:
     """The passes of this package, in no particular order."""
     return [
         CleanUp,
+        CoalesceSplits,
         Defunctionalize,
         EliminateCommonSubexpressions,
         EliminateNoops,
