@@ -168,11 +168,11 @@ def _split_at_once(graph: Graph, source: Node, dim: int, parts: list[tuple[Part,
         split = graph.call_function(aten.split_with_sizes.default, (source, sizes, dim))
         split.meta.update(first.meta)
         split.meta["val"] = [node.meta["val"] for _, node in parts]
-        for i, (_, node) in enumerate(parts):
-            item = graph.call_function(operator.getitem, (split, i))
-            item.meta.update(node.meta)
-            node.replace_all_uses_with(item)
-            graph.erase_node(node)
+        items = [graph.call_function(operator.getitem, (split, i)) for i in range(len(parts))]
+    for item, (_, node) in zip(items, parts, strict=True):
+        item.meta.update(node.meta)
+        node.replace_all_uses_with(item)
+        graph.erase_node(node)
     return 1
 
 

@@ -97,10 +97,12 @@ def test_views_of_a_piece_get_its_strides() -> None:
     check(fn, A, B, C, changes=1)
 
 
-def test_parts_that_make_up_a_tensor_become_one_split() -> None:
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)], ids=str)
+def test_parts_that_make_up_a_tensor_become_one_split(order: tuple[int, ...]) -> None:
     def fn(x: Tensor) -> Any:
         x = x.sin()
-        return x[:, 12:] * 3, x[:, :4] * 1.5, x[:, 4:12] * 2
+        bounds = ((0, 4), (4, 12), (12, 16))
+        return [x[:, slice(*bounds[i])] * (i + 2) for i in order]
 
     check(fn, torch.randn(3, 16), changes=1)
     assert calls(fn, torch.randn(3, 16)) == Counter(sin=1, split_with_sizes=1, getitem=3, mul=3)
