@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import sympy
@@ -11,7 +12,7 @@ import torch
 
 from .term import Shape, product, same, size_of
 
-__all__ = ["dense_strides", "dims_by_stride", "falls_along", "is_row_major", "layout"]
+__all__ = ["dense_strides", "dims_by_stride", "falls_along", "is_row_major", "is_strict", "layout"]
 
 
 def layout(val: Any) -> Any:
@@ -56,6 +57,12 @@ def falls_along(tensor: torch.Tensor, order: tuple[int, ...]) -> bool:
     missing = len(order) - len(shape)
     dims = [d - missing for d in order if d >= missing]
     return _falls([strides[d] for d in dims if shape[d] != 1])
+
+
+def is_strict(tensor: torch.Tensor, order: tuple[int, ...]) -> bool:
+    """Whether no two dimensions, in the order in which they lie in memory, have one stride."""
+    strides = layout(tensor)[1]
+    return not any(same(strides[a], strides[b]) for a, b in pairwise(order))
 
 
 def dense_strides(shape: Sequence[Any], order: Sequence[int]) -> list[Any]:
