@@ -133,7 +133,9 @@ def test_a_model_of_transformers_has_four_products_a_layer_and_one_for_the_head(
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     every = cp.CompilationConfig(backend="fx", passes=["default", f"+{PASS}"])
     called = [str(n.target) for n in graph_of(logits, (tokens,), every).graph.nodes]
-    assert sum(name in ("aten.mm.default", "aten.addmm.default") for name in called) == 2 * 4 + 1
+    # on some machines a product is a call of fuse_linear's by then
+    products = ("aten.mm.default", "aten.addmm.default", "compilepass.linear.default")
+    assert sum(name in products for name in called) == 2 * 4 + 1
 
 
 W, B, X = torch.randn(48, 32), torch.randn(48), torch.randn(5, 32)
