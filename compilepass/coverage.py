@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from .comparison import compare
 from .compile import Backend, plan
 from .config import CompilationConfig, use_config
 from .errors import CompilePassError
-from .models import Target, build
+from .models import Target, build, next_token
 from .reporting import NearMiss
 from .sites import KINDS, count_sites
 
@@ -33,6 +34,8 @@ FAMILIES = (
     *("olmo", "glm", "glm4", "granite", "cohere", "starcoder2", "stablelm", "gpt_neox", "phi"),
     *("smollm3", "helium", "nemotron", "exaone4", "mixtral", "qwen3_moe", "deepseek_v3"),
 )
+
+Model = Callable[..., Any]
 
 #: ``prefill`` of a whole input, or ``decode`` of one token after it, with a cache
 PHASES = ("prefill", "decode")
@@ -55,7 +58,10 @@ class Sites:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What the passes reach in one model; ``error`` says why it could not be compiled."""
+    """What the passes reach in one model; ``error`` says why it could not be compiled.
+
+    ``wrong`` has a sentence for each output that is out of bound, if outputs were checked.
+    """
 
     family: str
     dtype: str
@@ -65,10 +71,11 @@ class Coverage:
     near_misses: tuple[NearMiss, ...] = ()
     seconds: float = 0.0
     error: str = ""
+    wrong: tuple[str, ...] = ()
 
     @property
     def is_whole(self) -> bool:
-        return not self.error and all(s.is_whole for s in self.sites.values())
+        return not self.error and not self.wrong and all(s.is_whole for s in self.sites.values())
 
     def to_dict(self) -> dict[str, Any]:
         sites = {
@@ -83,6 +90,7 @@ class Coverage:
             "near_misses": [str(n) for n in self.near_misses],
             "seconds": round(self.seconds, 2),
             "error": self.error,
+            "wrong": list(self.wrong),
         }
 
 
@@ -93,8 +101,12 @@ def cover(
     dynamic: bool = False,
     phase: str = "prefill",
     config: CompilationConfig | None = None,
+    check: bool = False,
 ) -> Coverage:
     """Compile ``hf:family`` with the passes of ``config`` and count what they reached.
+
+    With ``check`` the outputs are compared as :func:`compilepass.testing.assert_compiled_close`
+    does: eager, compiled without passes and with them, each against float64.
 
     Nothing is raised for a model that cannot be built or compiled: the answer says why.
     """
@@ -105,6 +117,7 @@ def cover(
     )
     try:
         candidates, backend = _compile(family, dtype, phase, config)
+        wrong = _failures(family, dtype, phase, config) if check else ()
     except Exception as error:  # the model's code, or Dynamo's answer to it
         text = error.what if isinstance(error, CompilePassError) else str(error)
         reason = f"{type(error).__name__}: {text.strip().splitlines()[0] if text.strip() else ''}"
@@ -117,7 +130,16 @@ def cover(
     sites = {kind: Sites(candidates[kind], matched[kind]) for kind in KINDS}
     missed = {kind for kind, s in sites.items() if not s.is_whole}
     near = tuple(n for n in report.near_misses if missed.intersection(kinds.get(n.pass_name, ())))
-    return Coverage(*what, sites, near, time.perf_counter() - start)
+    return Coverage(*what, sites, near, time.perf_counter() - start, wrong=wrong)
+
+
+def _failures(
+    family: str, dtype: torch.dtype, phase: str, config: CompilationConfig
+) -> tuple[str, ...]:
+    torch.compiler.reset()
+    with use_config(config), torch.no_grad():
+        model, inputs = _built(family, dtype, phase)
+        return compare(model, inputs, config).failures()
 
 
 def _compile(
@@ -134,17 +156,12 @@ def _compile(
         return compiled
 
     with use_config(config), torch.no_grad():
-        model, inputs = build(Target(f"hf:{family}", dtype=dtype))
-        assert isinstance(inputs, Mapping)
-        if phase == "decode":
-            inputs = _next_token(model, inputs)
+        model, inputs = _built(family, dtype, phase)
         torch.compile(model, backend=counting, dynamic=config.dynamic)(**inputs)
     return found, backend
 
 
-def _next_token(model: Any, inputs: Any) -> dict[str, Any]:
-    """The inputs of the step after ``inputs``: one token, and the cache that those have filled."""
-    model.config.use_cache = True
-    before = model(**inputs, use_cache=True)
-    token = inputs["input_ids"][:, -1:]
-    return {"input_ids": token, "past_key_values": before.past_key_values, "use_cache": True}
+def _built(family: str, dtype: torch.dtype, phase: str) -> tuple[Model, Mapping[str, Any]]:
+    model, inputs = build(Target(f"hf:{family}", dtype=dtype))
+    assert isinstance(inputs, Mapping)
+    return model, next_token(model, inputs) if phase == "decode" else inputs

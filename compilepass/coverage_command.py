@@ -38,6 +38,9 @@ def coverage(
     passes: Annotated[
         str | None, typer.Option("--passes", help="The pass policy, such as 'default,-fuse_rope'.")
     ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare the outputs with eager, against float64.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Count norms, gates and rotary embeddings in models, and how many of them the passes took."""
@@ -66,12 +69,12 @@ def coverage(
     with _progress(len(cases)) as step:
         for case in cases:
             step(f"{case['family']} {case['phase']}")
-            found.append(cover(**case, config=config))  # type: ignore[arg-type]
+            found.append(cover(**case, config=config, check=check))  # type: ignore[arg-type]
     if as_json:
         typer.echo(json.dumps([f.to_dict() for f in found], indent=2))
     else:
         _show(found)
-    if any(f.error for f in found):
+    if any(f.error or f.wrong for f in found):
         raise typer.Exit(1)
 
 
@@ -106,7 +109,7 @@ def _show(found: list[Coverage]) -> None:
     out.print(table)
     told: dict[str, list[str]] = {}
     for f in found:
-        for text in (*map(str, f.near_misses), f.error):
+        for text in (*map(str, f.near_misses), *f.wrong, f.error):
             if text:
                 told.setdefault(text, []).append(f"{f.family} {f.dtype} {f.phase}")
     for text, where in told.items():

@@ -25,7 +25,7 @@ import torch
 from .config import work_offline
 from .errors import ConfigError, did_you_mean
 
-__all__ = ["DTYPES", "Target", "build", "parse_settings"]
+__all__ = ["DTYPES", "Target", "build", "next_token", "parse_settings"]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -86,6 +86,14 @@ def build(target: Target) -> Built:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         return _hugging_face(name, target) if kind == "hf" else _function(kind, name, target)
+
+
+def next_token(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of the step after ``inputs``: one token, and the cache that those have filled."""
+    model.config.use_cache = True
+    before = model(**inputs, use_cache=True)
+    token = inputs["input_ids"][:, -1:]
+    return {"input_ids": token, "past_key_values": before.past_key_values, "use_cache": True}
 
 
 def parse_settings(words: Sequence[str]) -> dict[str, Any]:

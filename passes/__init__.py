@@ -11,6 +11,7 @@ from .fusion.add_rms_norm import FuseAddRMSNorm
 from .fusion.fp8_linear import FuseFp8Linear
 from .fusion.int8_linear import FuseInt8Linear
 from .fusion.layer_norm import FuseLayerNorm
+from .fusion.linear import FuseLinear
 from .fusion.merge_linears import MergeLinears
 from .fusion.norm_quant import FuseNormQuant
 from .fusion.qk_norm_rope import FuseQKNormRope
@@ -40,6 +41,7 @@ def shipped_passes() -> list[type[Pass]]:
         FuseFp8Linear,
         FuseInt8Linear,
         FuseLayerNorm,
+        FuseLinear,
         FuseNormQuant,
         FuseQKNormRope,
         FuseRMSNorm,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from typer.testing import CliRunner
 
+from compilepass import CompilationConfig
 from compilepass.cli import app
 from compilepass.coverage import FAMILIES, cover
 from compilepass.sites import count_sites
@@ -104,7 +105,6 @@ def test_a_model_with_rotary_norms_and_gates_is_covered(phase: str) -> None:
 
 
 def test_what_a_pass_would_have_taken_is_missed_with_a_reason() -> None:
-    from compilepass import CompilationConfig
 
     found = cover("olmo", config=CompilationConfig(passes=["default", "-fuse_layer_norm"]))
     assert (str(found.sites["norm"]), str(found.sites["gate"])) == ("0/5", "2/2")
@@ -135,3 +135,23 @@ def test_the_listed_families_are_known_to_transformers() -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
 
     assert len(FAMILIES) == 25 and not set(FAMILIES) - set(KNOWN)
+
+
+def test_outputs_are_checked_where_that_is_asked_for() -> None:
+    assert cover("llama", phase="decode", check=True).wrong == ()
+
+
+def halve(graph: torch.fx.Graph) -> None:
+    norm = graph.find_nodes(op="call_function", target=torch.ops.aten.rsqrt.default)[0]
+    with graph.inserting_after(norm):
+        half = graph.call_function(torch.ops.aten.mul.Tensor, (norm, 0.5))
+    norm.replace_all_uses_with(half, delete_user_cb=lambda user: user is not half)
+    half.meta.update(norm.meta)
+
+
+def test_an_output_out_of_bound_is_told() -> None:
+    config = CompilationConfig(passes=["none", "+halve"])
+    config.register_pass(halve)
+    found = cover("llama", config=config, check=True)
+    assert "logits" in found.wrong[0]
+    assert not found.is_whole

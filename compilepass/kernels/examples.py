@@ -102,6 +102,14 @@ def _with(example: Example, *more: Any) -> Example:
     return extended
 
 
+def _few_rows(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    return _x(rows, width, dtype=dtype), _x(37, width, dtype=dtype)
+
+
+def _few_rows_and_bias(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    return *_few_rows(rows, width, dtype), _x(37, dtype=dtype)
+
+
 def _linear(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
     columns = 37
     xq, wq = (torch.randint(-128, 128, (n, width), dtype=torch.int8) for n in (rows, columns))
@@ -207,6 +215,8 @@ def _register_shipped() -> None:
     for label, has_weight, has_bias in (("", 1, 1), ("no bias", 1, 0), ("plain", 0, 0)):
         _shipped("layer_norm", _layer_norm(bool(has_weight), bool(has_bias)), label)
     _shipped("fused_add_layer_norm", _add_layer_norm)
+    _shipped("linear", _few_rows, "no bias")
+    _shipped("linear", _few_rows_and_bias, "bias")
     _shipped("int8_linear", _linear)
     _shipped("int8_dynamic_linear", _weights, "no residual")
     _shipped("int8_dynamic_linear", _weights_and_residual, "residual")

@@ -69,6 +69,7 @@ class PassManager:
 
     def run(self, graph: Graph, ctx: PassContext) -> GraphRecord:
         """Run the plan on ``graph`` in place and return what happened."""
+        start = time.thread_time()
         if any(isinstance(p, FusionPass) for p in self.plan.running):
             ensure_loaded(ctx.device_type)
         nodes_before = len(graph.nodes)
@@ -88,6 +89,7 @@ class PassManager:
             nodes_before=nodes_before,
             nodes_after=len(graph.nodes),
             passes=tuple(records),
+            cpu_ms=(time.thread_time() - start) * 1e3,
         )
         for instrument in self._instruments:
             instrument.end(graph, record)

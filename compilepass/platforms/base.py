@@ -44,6 +44,7 @@ class Capabilities:
     dtypes: the dtypes that its kernels may compute in.
     has_triton: whether Triton generates code for it.
     threads: threads of one kernel on a CPU, else 1.
+    vendor: who made a CPU, as it says itself (``"AuthenticAMD"``), or ``""``.
     """
 
     isa: str
@@ -51,6 +52,7 @@ class Capabilities:
     compute_capability: tuple[int, int] | None = None
     has_triton: bool = False
     threads: int = 1
+    vendor: str = ""
 
 
 class Platform(ABC):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
@@ -17,6 +19,16 @@ _INTS = frozenset({torch.int8, torch.uint8, torch.int16, torch.int32, torch.int6
 
 def _has_triton() -> bool:
     return find_spec("triton") is not None
+
+
+@cache
+def _cpu_vendor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""  # not Linux
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id"))
+    return next(named, "")
 
 
 class CpuPlatform(Platform):
@@ -34,6 +46,7 @@ class CpuPlatform(Platform):
             isa=torch.backends.cpu.get_cpu_capability(),
             dtypes=_FLOATS | _INTS,
             threads=torch.get_num_threads(),
+            vendor=_cpu_vendor(),
         )
 
 

@@ -87,7 +87,10 @@ class PassRecord:
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """One compiled graph: its passes in the order of the plan."""
+    """One compiled graph: its passes in the order of the plan.
+
+    ``cpu_ms`` is the processor time of its passes, with what a process loads and traces once.
+    """
 
     name: str
     is_inference: bool
@@ -96,6 +99,7 @@ class GraphRecord:
     nodes_after: int
     passes: tuple[PassRecord, ...] = ()
     is_backward: bool = False
+    cpu_ms: float = 0.0
 
 
 @dataclass(frozen=True)

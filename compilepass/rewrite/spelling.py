@@ -101,8 +101,8 @@ class Spelling:
         args = tuple(
             a
             if a.is_const or a.dtype is None or a.dtype == raw.dtype or a.shape == ()
-            else self._cast(a, raw.dtype, raw.owners)
-            for a in raw.args
+            else self._cast(a, raw.dtype, raw.owners, seen)
+            for a, seen in zip(raw.args, raw.seen, strict=True)
         )
         return raw if args == raw.args else _with(raw, args=args)
 
@@ -112,12 +112,15 @@ class Spelling:
         source = raw.args[0]
         if raw.dtype == source.dtype or raw.op.startswith("arg") or raw.dtype is None:
             return _with(raw, params=params)
-        return _with(raw, args=(self._cast(source, raw.dtype, raw.owners),), params=params)
+        cast = self._cast(source, raw.dtype, raw.owners, raw.seen[0])
+        return _with(raw, args=(cast,), params=params)
 
-    def _cast(self, term: Term, dtype: torch.dtype, owners: tuple[Node, ...]) -> Term:
-        made = Term(
-            "cast", (term,), (("dtype", dtype),), shape=term.shape, dtype=dtype, owners=owners
-        )
+    def _cast(
+        self, term: Term, dtype: torch.dtype, owners: tuple[Node, ...], seen: Shape | None
+    ) -> Term:
+        """The cast of ``term`` as the operation sees it, which may be through a view."""
+        params = (("dtype", dtype),)
+        made = Term("cast", (term,), params, shape=seen, dtype=dtype, seen=(seen,), owners=owners)
         self.made.append(made)
         return made
 

@@ -23,6 +23,8 @@ from .norm_variants import VARIANTS
 
 __all__ = ["FuseRMSNorm"]
 
+FLOATING = (torch.float32, torch.bfloat16, torch.float16)
+
 
 class FuseRMSNorm(FusionPass):
     """The norms that no larger fusion has taken: without residual, or without quantisation."""
@@ -34,7 +36,8 @@ class FuseRMSNorm(FusionPass):
     kernels = ("compilepass::rms_norm",)
 
     def rules(self, ctx: PassContext) -> Sequence[Rule]:
-        return [_rule(variant, dtypes) for variant, dtypes in VARIANTS.items()]
+        # a norm without weight is a part of one that has it
+        return [*(_rule(variant, dtypes) for variant, dtypes in VARIANTS.items()), _weightless()]
 
 
 def _rule(variant: str, dtypes: tuple[torch.dtype, ...]) -> Rule:
@@ -46,3 +49,14 @@ def _rule(variant: str, dtypes: tuple[torch.dtype, ...]) -> Rule:
 
     inputs = {"x": ("...", "H"), "weight": ("H",)}
     return Rule(rms_norm, fused, inputs, name=f"rms_norm_{variant}", dtypes=dtypes)
+
+
+def _weightless() -> Rule:
+    def rms_norm(x: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+    def fused(x: Tensor, eps: float) -> Tensor:
+        return torch.ops.compilepass.rms_norm(x, x.new_ones(x.shape[-1]), eps)  # type: ignore[no-any-return]
+
+    return Rule(rms_norm, fused, {"x": ("...", "H")}, name="rms_norm_weightless", dtypes=FLOATING)

@@ -36,13 +36,17 @@ class FuseRope(FusionPass):
 
     name = "fuse_rope"
     covers = ("rotary",)
+    # the sum of a rotation is no residual, though a norm may follow it (HunYuan)
+    before = ("fuse_add_rms_norm", "fuse_norm_quant", "fuse_rms_norm")
     requires = ("eliminate_common_subexpressions",)
     kernels = ("compilepass::rotate",)
 
     def rules(self, ctx: PassContext) -> Sequence[Rule]:
         # what is wider comes first: around a rotation there may be casts, or a cat
         flags = [(*f, wide) for wide in (True, False) for f in product((False, True), repeat=2)]
-        return [*(_partial(*f) for f in flags if not f[-1]), *(_whole(*f) for f in flags)]
+        wider_tables = _whole_with_float_tables()
+        whole = (_whole(*f) for f in flags)
+        return [wider_tables, *(_partial(*f) for f in flags if not f[-1]), *whole]
 
 
 def _whole(interleaved: bool, per_pair: bool, wide: bool) -> Rule:
@@ -57,6 +61,20 @@ def _whole(interleaved: bool, per_pair: bool, wide: bool) -> Rule:
     inputs = {"x": heads, "cos": table, "sin": table}
     name = _name("rotate", interleaved, per_pair, wide)
     return Rule(rotate, fused, inputs, name=name, dtypes=HALF if wide else FLOATING)
+
+
+def _whole_with_float_tables() -> Rule:
+    """Heads of 16 bits that meet tables of float32, as in OLMo: rounded once, behind the sum."""
+
+    def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return native.rotate(x, cos, sin).to(x.dtype)
+
+    def fused(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return torch.ops.compilepass.rotate(x.float(), cos, sin).to(x.dtype)  # type: ignore[no-any-return]
+
+    table = Input(("...", "H"), torch.float32, broadcasts=True)
+    inputs = {"x": Input(("...", "H")), "cos": table, "sin": table}
+    return Rule(rotate, fused, inputs, name="rotate_float_tables", dtypes=HALF)
 
 
 def _partial(interleaved: bool, per_pair: bool, wide: bool) -> Rule:

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
-from torch.utils._pytree import tree_flatten
 
 from compilepass import Pass, PassContext, Phase
 
@@ -51,16 +50,27 @@ def _key(node: Node, written: set[Node]) -> Any:
         return None
     if node.target is not operator.getitem and not _is_pure(node.target):
         return None
-    flat, spec = tree_flatten((node.args, node.kwargs))
-    if any(isinstance(a, Node) and a in written for a in flat):
+    if not written.isdisjoint(node.all_input_nodes):
         return None
-    # 1, 1.0 and True are equal but not the same argument
-    key = (node.target, str(spec), tuple((type(a), a) for a in flat))
+    key = (node.target, _frozen(node.args), _frozen(node.kwargs))
     try:
         hash(key)
     except TypeError:
         return None
     return key
+
+
+def _frozen(argument: Any) -> Any:
+    """The argument as a key: 1, 1.0 and True are equal but not the same argument."""
+    if isinstance(argument, Node):
+        return argument
+    if isinstance(argument, (tuple, list)):
+        return (type(argument), *map(_frozen, argument))
+    if isinstance(argument, dict):
+        return (dict, *((name, _frozen(value)) for name, value in argument.items()))
+    if isinstance(argument, slice):
+        return (slice, *map(_frozen, (argument.start, argument.stop, argument.step)))
+    return type(argument), argument
 
 
 def _is_pure(target: Any) -> bool:

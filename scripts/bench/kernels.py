@@ -84,6 +84,7 @@ def arguments(op: str, rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
         "quant_fp8": (x,),
         "group_quant_fp8": (x, HEAD),
         "static_quant_fp8": (x, scale),
+        "linear": (x, torch.randn(HIDDEN, HIDDEN, dtype=dtype)),
         "int8_linear": (*native.quant_int8(x), wq, per_channel, None, dtype),
         "int8_dynamic_linear": (x, wq, per_channel, None, torch.randn_like(x)),
         "weight_only_int8_linear": (x, wq, per_channel, None),

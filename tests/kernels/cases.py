@@ -120,6 +120,11 @@ def _linear_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...
     return int8(*shape), scales[0], int8(columns, shape[-1]), scales[1], bias, dtype
 
 
+def _few_rows_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    columns = 37
+    return _x(shape, dtype), _x((columns, shape[-1]), dtype), _x((columns,), dtype)
+
+
 def _weight_only_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     _, _, wq, wscale, bias, _ = _linear_inputs(shape, dtype)
     return _x(shape, dtype), wq, wscale / (100 * shape[-1]), bias
@@ -356,6 +361,10 @@ CASES = {
     "rotary_embedding": Case(_rotary_inputs, _rotary),
     "qk_norm_rope": Case(_qk_inputs, _qk_norm_rope),
     "rms_norm_rotate": Case(_norm_rotate_inputs, _norm_rotate),
+    "linear": Case(_few_rows_inputs, lambda x, w, bias: (x @ w.t() + bias,)),
+    "linear/without bias": Case(
+        lambda shape, dtype: _few_rows_inputs(shape, dtype)[:2], lambda x, w: (x @ w.t(),)
+    ),
     "int8_linear": Case(_linear_inputs, lambda *a: (_linear(*a),)),
     "int8_dynamic_linear": Case(_weight_only_inputs, lambda *a: (_dynamic_linear(*a),)),
     "int8_dynamic_linear/residual": Case(_dynamic_linear_inputs, lambda *a: (_dynamic_linear(*a),)),

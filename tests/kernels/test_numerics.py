@@ -43,6 +43,7 @@ NOT_FOR_EXTREMES = (
     # a row's neighbours in a product, of which no digits are left beside 3e38
     "int8_dynamic_linear",
     "weight_only_int8_linear",
+    "linear",
     # oneDNN, which native's gelu of a dense tensor calls, makes a NaN of an infinity
     "gelu_mul",
     # a scale of one small value is of digits that native loses
@@ -51,7 +52,7 @@ NOT_FOR_EXTREMES = (
     "fused_add_layer_norm",
 )
 # A result may be small beside what it is the difference of.
-LINEAR = ("int8_dynamic_linear", "weight_only_int8_linear", "fp8_linear")
+LINEAR = ("linear", "int8_dynamic_linear", "weight_only_int8_linear", "fp8_linear")
 SUBTRACTS = ("rota", *NORMED_AND_ROTATED, "fused_add_layer_norm", *LINEAR)
 
 
@@ -214,7 +215,7 @@ def test_zero_is_exact_with_a_zero_point() -> None:
 
 
 @every_dtype
-@every_case
+@pytest.mark.parametrize("name", [n for n in CASES if not n.startswith("linear")])
 def test_kernel_takes_inputs_of_any_stride(name: str, dtype: torch.dtype) -> None:
     args = CASES[name].inputs((3, 5, 24), dtype)
     dense = outputs(op_of(name)(*args))
@@ -224,6 +225,13 @@ def test_kernel_takes_inputs_of_any_stride(name: str, dtype: torch.dtype) -> Non
     )
     for out in outputs(op_of(name)(*mapped(args, strided))):
         assert out.is_contiguous()
+
+
+@every_dtype
+def test_a_few_rows_and_a_bias_of_any_stride_are_multiplied(dtype: torch.dtype) -> None:
+    x, w, bias = CASES["linear"].inputs((2, 24), dtype)
+    linear = torch.ops.compilepass.linear
+    assert torch.equal(linear(strided(x), w, strided(bias)), linear(x, w, bias))
 
 
 @every_dtype
@@ -417,6 +425,8 @@ def _tables(half: int) -> tuple[Tensor, ...]:
         ("gelu_and_mul_dynamic_int8_quant", (torch.ones(2, 8), "tan")),
         ("weight_only_int8_linear", (torch.ones(2, 8), _int8(3, 7), torch.ones(3), None)),
         ("int8_dynamic_linear", (torch.ones(2, 8), _int8(8), torch.ones(8), None)),
+        ("linear", (torch.ones(2, 8), torch.ones(3, 7))),
+        ("linear", (torch.ones(2, 8), torch.ones(3, 8), torch.ones(2))),
         (
             "int8_dynamic_linear",
             (torch.ones(2, 8), _int8(3, 8), torch.ones(3), None, torch.ones(2, 8)),

@@ -36,7 +36,7 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int = -1) -> Tensor:
 
 
 def nothing_of_it(x: Tensor) -> Tensor:
-    return torch.relu(x @ x.t()) + 1
+    return torch.relu(x.cumsum(0)) + 1
 
 
 # -- near misses -----------------------------------------------------------------------------
@@ -166,6 +166,12 @@ TABLE = {
         normed_and_turned_the_other_way,
         "op",
         floats((2, 3, 5, 16), 16, (5, 16), (5, 16)),
+    ),
+    "fuse_linear": Fusion(
+        lambda x, w, b: F.linear(x, w, b),
+        lambda x, w, b: torch.addmm(b, x, w.t(), alpha=2),
+        "keyword",
+        floats((1, 64), (48, 64), 48),
     ),
     "fuse_int8_linear": Fusion(
         product_of_rows,

@@ -1,4 +1,5 @@
 // The ops of matrix multiplication.
+#include "few_floats.h"
 #include "matmul.h"
 #include "op.h"
 #include "widened.h"
@@ -177,6 +178,26 @@ Tensor fp8_linear(
   return out;
 }
 
+Tensor linear(const Tensor& x, const Tensor& w, std::optional<Tensor> bias) {
+  const bool taken = takes(x, w, bias.value_or(x)) && w.dim() == 2 && w.is_contiguous() &&
+      x.numel() <= kFewest * x.size(-1);
+  if (!taken) return call<Tensor>("compilepass_native::linear", x, w, bias);
+  const int64_t width = x.size(-1), columns = w.size(0);
+  STD_TORCH_CHECK(
+      w.size(1) == width, "x and w are equally wide, not ", width, " and ", w.size(1), ".");
+  STD_TORCH_CHECK(!bias || bias->numel() == columns, "bias holds a value a row of w.");
+  std::optional<Tensor> biases;
+  if (bias) biases = dense(torch::stable::to(*bias, ScalarType::Float));
+  const Tensor out = empty(x, columns, x.scalar_type()), from = dense(x);
+  with_storage(x.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    multiply_floats(FloatLinear<T>{
+        data<T>(from), data<T>(w), data_or_null<float>(biases), mutable_data<T>(out),
+        x.numel() / width, width, columns});
+  });
+  return out;
+}
+
 }  // namespace
 
 Entries linear_entries() {
@@ -184,6 +205,7 @@ Entries linear_entries() {
       {"fp8_linear", TORCH_BOX(&fp8_linear)},
       {"int8_dynamic_linear", TORCH_BOX(&int8_dynamic_linear)},
       {"int8_linear", TORCH_BOX(&int8_linear)},
+      {"linear", TORCH_BOX(&linear)},
       {"weight_only_int8_linear", TORCH_BOX(&weight_only_int8_linear)},
   };
 }

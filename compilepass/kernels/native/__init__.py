@@ -31,6 +31,7 @@ from .linear import (
     fp8_linear,
     int8_dynamic_linear,
     int8_linear,
+    linear,
     weight_only_int8_linear,
 )
 from .norms import (
@@ -78,6 +79,7 @@ __all__ = [
     "int8_dynamic_linear",
     "int8_linear",
     "layer_norm",
+    "linear",
     "mul_and_silu",
     "qk_norm_rope",
     "quant_fp8",

@@ -1,13 +1,29 @@
-"""Matrix multiplication of quantised operands."""
+"""Matrix multiplication: of quantised operands, and of few rows."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .quantisation import quant_int8
 
-__all__ = ["fp8_linear", "int8_dynamic_linear", "int8_linear", "weight_only_int8_linear"]
+__all__ = [
+    "fp8_linear",
+    "int8_dynamic_linear",
+    "int8_linear",
+    "linear",
+    "weight_only_int8_linear",
+]
+
+
+def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ w.T + bias`` in one dtype: ``x``: ``[..., K]``, ``w``: ``[N, K]``, ``bias``: ``[N]``.
+
+    What there are kernels for are few rows, of one token or some, where the time is that of
+    reading ``w``; they add up in fp32 and round once.
+    """
+    return F.linear(x, w, bias)
 
 
 def int8_linear(

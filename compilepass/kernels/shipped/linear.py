@@ -1,4 +1,4 @@
-"""The ops of matrix multiplication of quantised operands."""
+"""The ops of matrix multiplication."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ def _weight_only_int8_linear(x: Tensor, wq: Tensor, wscale: Tensor, bias: Tensor
     return x.new_empty(_sizes(x, wq))
 
 
+def _linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    if bias is not None and bias.shape != w.shape[:1]:
+        raise KernelError(f"A bias is as long as w: bias is {shape(bias)}, w {shape(w)}.")
+    return x.new_empty(_sizes(x, w))
+
+
 def _sizes(x: Tensor, w: Tensor) -> list[int | torch.SymInt]:
     if x.dim() < 1 or w.dim() != 2 or x.shape[-1] != w.shape[1]:
         raise KernelError(f"x and w are equally wide: x is {shape(x)}, w {shape(w)}.")
@@ -49,6 +55,11 @@ def _sizes(x: Tensor, w: Tensor) -> list[int | torch.SymInt]:
 
 
 OPS = (
+    define(
+        "compilepass::linear(Tensor x, Tensor w, Tensor? bias=None) -> Tensor",
+        native=native.linear,
+        fake=_linear,
+    ),
     define(
         "compilepass::int8_linear(Tensor xq, Tensor xscale, Tensor wq, Tensor wscale, "
         "Tensor? bias, ScalarType out_dtype) -> Tensor",
