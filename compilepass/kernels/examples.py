@@ -162,6 +162,17 @@ def _rotation(per_pair: bool) -> Example:
     return example
 
 
+def _qk_rotation(per_pair: bool) -> Example:
+    def example(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...] | None:
+        rotation = _rotation(per_pair)(rows, width, dtype)
+        if rotation is None:
+            return None
+        q, cos, sin = rotation
+        return q, _x(2, 1, rows, q.shape[-1], dtype=dtype), cos, sin
+
+    return example
+
+
 def _norm_rotation(per_pair: bool) -> Example:
     def example(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...] | None:
         rotation = _rotation(per_pair)(rows, width, dtype)
@@ -223,6 +234,8 @@ def _register_shipped() -> None:
             flags = [label, *["per pair"] * per_pair, *["wide"] * wide]
             example = _with(_rotation(per_pair), interleaved, per_pair, wide)
             _shipped("rotate", example, ", ".join(flags))
+            example = _with(_qk_rotation(per_pair), interleaved, per_pair, wide)
+            _shipped("rotate_qk", example, ", ".join(flags))
 
 
 def _shipped(op: str, example: Example, label: str = "") -> None:

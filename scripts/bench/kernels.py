@@ -90,6 +90,7 @@ def arguments(op: str, rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
         "fp8_linear": (*native.quant_fp8(x), wq.to(native.FP8), per_channel, None, dtype),
         "rotary_embedding": (q, q[:, :8], *half, False),
         "rotate": (heads, *tables),
+        "rotate_qk": (heads, heads[:, :8], *tables),
         "qk_norm_rope": (q, q[:, :8], weight[:HEAD], weight[HEAD : 2 * HEAD], *half, EPS, False),
         "rms_norm_rotate": (heads, weight[:HEAD], *tables, EPS),
     }

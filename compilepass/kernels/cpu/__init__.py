@@ -19,6 +19,7 @@ __all__ = ["register"]
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 WIDEST_EXACT = 65536  # as in linear.cpp
+MOST_DIMS = 9  # as in rotary.h
 
 
 def register() -> None:
@@ -48,12 +49,18 @@ def _supports_rows(*args: Any) -> str | None:
     return None
 
 
+def _supports_rotation(x: Tensor, *args: Any) -> str | None:
+    if any(isinstance(arg, Tensor) and arg.dim() > MOST_DIMS for arg in (x, *args)):
+        return f"heads have {MOST_DIMS} dimensions at most"
+    return _supports_rows(x, *args)
+
+
 def _supports_rotary_embedding(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
 ) -> str | None:
     if not {cos.dtype, sin.dtype} <= DTYPES:
         return f"cos and sin must be float32, bfloat16 or float16, not {cos.dtype}"
-    return _supports_rows(q, k)
+    return _supports_rotation(q, k)
 
 
 def _supports_qk_norm_rope(
@@ -142,9 +149,10 @@ CPP_OPS: dict[str, Callable[..., str | None]] = {
     "quick_gelu": _supports_rows,
     "relu2": _supports_rows,
     "rms_norm": _supports_rows,
-    "rms_norm_rotate": _supports_rows,
+    "rms_norm_rotate": _supports_rotation,
     "rotary_embedding": _supports_rotary_embedding,
-    "rotate": _supports_rows,
+    "rotate": _supports_rotation,
+    "rotate_qk": _supports_rotation,
     "silu_and_mul": _supports_rows,
     "silu_mul": _supports_rows,
     "static_quant_fp8": partial(_supports_static, 1),

@@ -56,6 +56,7 @@ from .rotary import (
     rms_norm_rotate,
     rotary_embedding,
     rotate,
+    rotate_qk,
 )
 
 __all__ = [
@@ -89,6 +90,7 @@ __all__ = [
     "rms_norm_rotate",
     "rotary_embedding",
     "rotate",
+    "rotate_qk",
     "silu_and_mul",
     "silu_and_mul_dynamic_int8_quant",
     "silu_mul",

@@ -12,6 +12,7 @@ __all__ = [
     "rms_norm_rotate",
     "rotary_embedding",
     "rotate",
+    "rotate_qk",
 ]
 
 
@@ -102,6 +103,22 @@ def rotate(
     if not per_pair:
         return x * cos + _paired(-second, first, interleaved) * sin
     return _paired(first * cos - second * sin, second * cos + first * sin, interleaved)
+
+
+def rotate_qk(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool = False,
+    per_pair: bool = False,
+    wide: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """:func:`rotate` of ``q`` and of ``k``, which have the same tables."""
+    return (
+        rotate(q, cos, sin, interleaved, per_pair, wide),
+        rotate(k, cos, sin, interleaved, per_pair, wide),
+    )
 
 
 def _paired(first: Tensor, second: Tensor, interleaved: bool) -> Tensor:

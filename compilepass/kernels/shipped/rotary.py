@@ -65,6 +65,21 @@ def _rotate(
     return x.new_empty(x.shape)
 
 
+def _rotate_qk(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool = False,
+    per_pair: bool = False,
+    wide: bool = False,
+) -> tuple[Tensor, Tensor]:
+    return (
+        _rotate(q, cos, sin, interleaved, per_pair, wide),
+        _rotate(k, cos, sin, interleaved, per_pair, wide),
+    )
+
+
 def _rms_norm_rotate(
     x: Tensor,
     weight: Tensor,
@@ -92,6 +107,12 @@ OPS = (
         "bool per_pair=False, bool wide=False) -> Tensor",
         native=native.rotate,
         fake=_rotate,
+    ),
+    define(
+        "compilepass::rotate_qk(Tensor q, Tensor k, Tensor cos, Tensor sin, "
+        "bool interleaved=False, bool per_pair=False, bool wide=False) -> (Tensor, Tensor)",
+        native=native.rotate_qk,
+        fake=_rotate_qk,
     ),
     define(
         "compilepass::qk_norm_rope(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, "
