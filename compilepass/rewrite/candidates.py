@@ -16,7 +16,8 @@ from dataclasses import replace
 from torch.fx import Node
 
 from ..kernels import find
-from .canonical import Canonical, Source
+from .arguments import Source
+from .canonical import Canonical
 from .match import Failure, Unifier
 from .rule import Pattern, below
 from .term import Term
@@ -25,6 +26,10 @@ __all__ = ["Candidates"]
 
 #: arithmetic that is everywhere, and may well be what a candidate lacks
 _COMMON = frozenset(["add", "sub", "mul", "div", "neg", "cast", "slice", "reciprocal"])
+
+
+#: operations that are equally rare, and the values of the first
+_Found = tuple[tuple[Term, ...], tuple[Term, ...]]
 
 
 class Candidates:
@@ -53,7 +58,27 @@ class Candidates:
         return self._chosen[1]
 
     @functools.cached_property
-    def _chosen(self) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
+    def _chosen(self) -> _Found:
+        """The rarest operations that have values, with those of the first."""
+        if self._rarest[1]:
+            return self._rarest
+        every = (self._values_of(group) for group in self._by_rarity)
+        return next((found for found in every if found[1]), ((), ()))
+
+    @functools.cached_property
+    def _rarest(self) -> _Found:
+        """The rarest operations, which may turn out to have no values."""
+        group = next(self._by_rarity, None)
+        found = self._values_of(group) if group is not None else ((), ())
+        self.complete = self.complete and bool(found[1])
+        return found
+
+    def _values_of(self, group: list[Term]) -> _Found:
+        return tuple(dict.fromkeys((group[-1], group[0]))), _values(group[-1], self._canonical)
+
+    @functools.cached_property
+    def _by_rarity(self) -> Iterator[list[Term]]:
+        """The operations that are equally rare, again and again without the last of them."""
         pattern, canonical = self.pattern, self._canonical
         often = Counter(t.op for t in pattern.operations)
         rank = {t: (often[t.op], canonical.count(t.op)) for t in pattern.operations}
@@ -64,22 +89,19 @@ class Candidates:
                 left.remove(pattern.root)  # each of those is tried anyway
             while left:
                 least = min(rank[t] for t in left)
-                rarest = [t for t in left if rank[t] == least]
-                found = _values(rarest[-1], canonical)
-                if found:
-                    return tuple(dict.fromkeys((rarest[-1], rarest[0]))), found
-                self.complete = False
-                left.remove(rarest[-1])
-        return (), ()
+                group = [t for t in left if rank[t] == least]
+                yield group
+                left.remove(group[-1])
 
     def anchors(self) -> Iterator[Term]:
         """The values that the pattern's root may stand for; the graph may change meanwhile."""
         canonical = self._canonical
-        if not self.complete or not self.found or not self.complete:  # which the search may find
+        if not self.complete or not self._rarest[1]:
             return
         self._read_spellings()
-        path = self.pattern.path_from(self.signatures[0])
-        for value in self.found:
+        (signature, *_), values = self._rarest
+        path = self.pattern.path_from(signature)
+        for value in values:
             if not value.is_there:
                 continue
             found = [value]

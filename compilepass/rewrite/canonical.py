@@ -18,41 +18,26 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils._pytree import tree_flatten
 
-from .equivalences import EQUIVALENCES, Entry, made_at, makers_of, may_vanish, possible
+from .arguments import Source, arguments
+from .equivalences import EQUIVALENCES, Entry, made_at, makers_of, may_vanish
 from .index import CallIndex, dtypes_of
 from .operations import (
     LOOKED_THROUGH,
-    OPERAND_SLOTS,
-    PROMOTING,
-    REDUCTIONS,
     VIEWS,
     is_kernel,
-    is_number,
     keeps_order,
     normal_params,
     op_name,
-    plain,
-    schema_slots,
     widened,
 )
 from .record import Call
-from .term import Shape, Term, const, size_of
+from .spelling import Spelling
+from .term import Shape, Term, size_of
 
-__all__ = ["Canonical", "Expand", "Expansion", "Operand", "Source"]
-
-Source = Node | Call
+__all__ = ["Canonical", "Expand", "Expansion"]
 
 _CAST = frozenset(["cast"])
 _DEEP = 60  # levels of reading, each of a few calls, from which on it goes from the operands up
-
-
-class Operand(NamedTuple):
-    """A tensor operand of a call: its argument's name, term, shape as used, and node."""
-
-    name: str
-    term: Term | None
-    shape: Shape | None
-    node: Source | None
 
 
 class Expansion(NamedTuple):
@@ -84,7 +69,6 @@ class Canonical:
         self._through: dict[Source, Source] = {}  # a transparent node and what it looks through to
         self._by_op: dict[str, dict[Term, None]] = defaultdict(dict)  # of the terms that were read
         self._shapes: dict[Source, Shape | None] = {}
-        self._made: list[Term] = []  # for the node at hand
         self._made_by: dict[Source, list[Term]] = {}
         self._used_by: dict[Term, dict[Term, Source]] = defaultdict(dict)
         self._expansions: dict[Source, Any] = {}  # their kinds
@@ -93,7 +77,12 @@ class Canonical:
         self._counts: dict[str, int] = {}
         self._spellings_read: set[Entry] = set()
         self._depth = 0
-        self.spelled: dict[Term, str] = {}  # values that an equivalence made, with its name
+        self._spelling = Spelling(expands=expand is not None)
+
+    @property
+    def spelled(self) -> dict[Term, str]:
+        """The values that an equivalence made, with its name."""
+        return self._spelling.spelled
 
     # -- asking --------------------------------------------------------------------------------
 
@@ -112,7 +101,9 @@ class Canonical:
 
     def values(self, op: str) -> list[Term]:
         """All values that ``op`` computes, in the order of the graph."""
-        for node in (*self._kernels_with(op), *self.calls.makers(op)):
+        for node in self._kernels_with(op):  # one read shows whether others of its kind have it
+            self._read_all(node)
+        for node in self.calls.makers(op):
             self._read_all(node)
         return sorted(self._by_op.get(op, ()), key=lambda term: term.owners[0])
 
@@ -305,7 +296,7 @@ class Canonical:
     def fill(self, term: Term) -> None:
         """Read an unread term (:class:`.term.Reader`)."""
         node: Any = term.node
-        outer, self._made = self._made, []
+        outer, self._spelling.made = self._spelling.made, []
         self._depth += 1
         try:
             if self._depth > _DEEP:
@@ -318,7 +309,7 @@ class Canonical:
                     self._read_all(user)
         finally:
             self._depth -= 1
-            self._made = outer
+            self._spelling.made = outer
 
     def shape_of(self, node: Source) -> Shape | None:
         """The shape of a tensor node; a symbolic size is looked up once."""
@@ -346,7 +337,7 @@ class Canonical:
 
     def _operand_or_new(self, node: Source) -> Term:
         """The value of a node that may do nothing to one of its operands."""
-        outer, self._made = self._made, []
+        outer, self._spelling.made = self._spelling.made, []
         try:
             made = self._read(node)
             for source in _sources(node):
@@ -358,7 +349,7 @@ class Canonical:
             self._enter(node, made, made)
             return made
         finally:
-            self._made = outer
+            self._spelling.made = outer
 
     def _enter(self, node: Source, term: Term, made: Term) -> None:
         """Index ``term``, which says what was ``made`` for ``node``, and those made on the way."""
@@ -369,20 +360,20 @@ class Canonical:
             self._swap(made, term, self._made_by[source])
         else:
             if made is not term:
-                self._swap(made, term, self._made)
-            if not self._made or self._made[-1] is not term:
-                self._made.append(term)
+                self._swap(made, term, self._spelling.made)
+            if not self._spelling.made or self._spelling.made[-1] is not term:
+                self._spelling.made.append(term)
         if made in self.spelled:
             self.spelled[term] = self.spelled[made]
         if isinstance(node, Call):
             term.node = None
         elif not term.owners:
             term.owners = (node,)
-        for each in (*self._made, term):
+        for each in (*self._spelling.made, term):
             self._by_op[each.op][each] = None
             for arg in each.args:
                 self._used_by[arg][each] = node
-        self._made_by[node] = self._made
+        self._made_by[node] = self._spelling.made
 
     def _read(self, node: Source) -> Term:
         if node.target is operator.getitem:
@@ -399,62 +390,6 @@ class Canonical:
             term.node, term.owners = node, (node,)
         return term
 
-    def make(
-        self,
-        op: str,
-        args: tuple[Term, ...],
-        params: tuple[tuple[str, Any], ...] = (),
-        *,
-        like: Term,
-        dtype: torch.dtype | None = None,
-        shape: Shape | None = None,
-        seen: tuple[Shape | None, ...] | None = None,
-        absorb: tuple[Term, ...] = (),
-    ) -> Term:
-        """A term with the shape and dtype of ``like``, or others, for the use of equivalences.
-
-        ``absorb`` names operations that are folded into the new one, so that a match of it is
-        known to use them up.
-        """
-        owners = list(like.owners)
-        owners += [o for t in absorb for o in t.owners if o not in owners]
-        made = Term(
-            op,
-            args,
-            params,
-            shape=like.shape if shape is None else shape,
-            dtype=dtype or like.dtype,
-            seen=seen,
-            owners=tuple(owners),
-        )
-        return self._canonical(made)
-
-    def _canonical(self, term: Term) -> Term:
-        for entry in EQUIVALENCES.get(term.op, ()):
-            if not self._may_apply(entry, term.args):
-                continue
-            out = entry.rewrite(term, self)
-            if out is not None and out is not term:
-                self.spelled[out] = entry.name
-                return out
-        self._made.append(term)
-        return term
-
-    def _may_apply(self, entry: Entry, args: tuple[Term, ...]) -> bool:
-        """Whether the operands are such as the entry is for, without reading them."""
-        if entry.number and not any(a.is_const for a in args):
-            return False
-        return not entry.of or any(self._may_be(a, entry.of) for a in args)
-
-    def _may_be(self, term: Term, ops: frozenset[str]) -> bool:
-        if term.is_read:
-            return term.op in ops
-        node: Any = term.node
-        maker = node.args[0] if node.target is operator.getitem else node
-        if self._expand is not None and is_kernel(maker.target):
-            return term.op in ops
-        return not ops.isdisjoint(possible(op_name(node.target)))
-
     def _may_be_an_operand(self, node: Source, name: str) -> bool:
         """Whether the table may find that a node does nothing, such as ``x * 1``."""
         for entry in EQUIVALENCES.get(name, ()):
@@ -464,7 +399,7 @@ class Canonical:
                 if not entry.of:
                     return True
                 terms = [self.term(n) for n in _sources(node)]
-                if any(t is not None and self._may_be(t, entry.of) for t in terms):
+                if any(t is not None and self._spelling.may_be(t, entry.of) for t in terms):
                     return True
         return False
 
@@ -494,19 +429,21 @@ class Canonical:
             dtype=node.meta["val"].dtype,
             owners=() if isinstance(node, Call) else (node,),
         )
-        return self._canonical(raw)
+        return self._spelling.canonical(raw)
 
     def _call(self, node: Source) -> Term:
         op: Any = node.target
-        operands, params = self._arguments(node)
+        operands, params = arguments(node, self)
         owners = () if isinstance(node, Call) else (node,)
         out: Any = node.meta.get("val")
         tensor = isinstance(out, torch.Tensor)
         if self._expand is not None and is_kernel(op):
             expanded = self._expand(op, params, operands, owners)
             if expanded is not None:
-                outs, self._made, self._expansions[node] = expanded
-                self._inside[self._kind_of_call(node)] = frozenset([t.op for t in self._made])
+                outs, self._spelling.made, self._expansions[node] = expanded
+                self._inside[self._kind_of_call(node)] = frozenset(
+                    [t.op for t in self._spelling.made]
+                )
                 if tensor:
                     return outs[0]
                 self._outputs[node] = outs
@@ -525,38 +462,9 @@ class Canonical:
             seen=seen,
             owners=owners,
         )
-        if tensor and name in PROMOTING:
-            raw = self._promote(raw)
-        elif tensor and name in REDUCTIONS:
-            raw = self._reduce_in_dtype(raw)
-        return self._canonical(raw)
-
-    def _arguments(self, node: Source) -> tuple[list[Operand], list[tuple[str, Any]]]:
-        """The tensor operands, and the other arguments by name, defaults filled in."""
-        operands: list[Operand] = []
-        params: list[tuple[str, Any]] = []
-        given, named = node.args, node.kwargs
-        for i, (name, default) in enumerate(schema_slots(node.target)):
-            value: Any = given[i] if i < len(given) else named.get(name, default)
-            if isinstance(value, (Node, Call)):
-                term = self.term(value)
-                if term is not None or not is_number(value.meta.get("val")):
-                    operands.append(Operand(name, term, self.shape_of(value), value))
-                    continue
-            elif isinstance(value, (list, tuple)) and any(
-                isinstance(v, (Node, Call)) and self.shape_of(v) is not None for v in value
-            ):
-                for v in value:
-                    if v is not None:
-                        operands.append(Operand(name, self.term(v), self.shape_of(v), v))
-                params.append((name, tuple([v is not None for v in value])))
-                continue
-            value = plain(value)
-            if name in OPERAND_SLOTS and is_number(value):
-                operands.append(Operand(name, const(value), None, None))
-            else:
-                params.append((name, value))
-        return operands, params
+        if tensor:
+            raw = self._spelling.with_casts(raw)
+        return self._spelling.canonical(raw)
 
     def _transparent(
         self, node: Source, name: str, out: torch.Tensor
@@ -580,55 +488,20 @@ class Canonical:
             return None
         if out.dtype == term.dtype:
             return source, term
-        if term.dtype in widened(out.dtype) and self._may_be(term, _CAST) and term.op == "cast":
+        if (
+            term.dtype in widened(out.dtype)
+            and self._spelling.may_be(term, _CAST)
+            and term.op == "cast"
+        ):
             origin = term.args[0]
             if origin.dtype == out.dtype:
                 return source, origin
         return None
 
     def _keeps_order(self, node: Source, name: str, source: Source) -> bool:
-        _, params = self._arguments(node)
+        _, params = arguments(node, self)
         seen = self.shape_of(source)
         return seen is not None and keeps_order(name, seen, self.shape_of(node) or (), dict(params))
-
-    def _promote(self, raw: Term) -> Term:
-        """Write out the cast that type promotion does to a narrower operand."""
-        if raw.dtype is None or not raw.dtype.is_floating_point:
-            return raw
-        args = tuple(
-            a
-            if a.is_const or a.dtype is None or a.dtype == raw.dtype or a.shape == ()
-            else self._virtual_cast(a, raw.dtype, raw.owners)
-            for a in raw.args
-        )
-        return raw if args == raw.args else _with(raw, args=args)
-
-    def _reduce_in_dtype(self, raw: Term) -> Term:
-        """Write out the cast of ``sum(x, dtype=…)`` and drop the argument."""
-        params = tuple((k, v) for k, v in raw.params if k != "dtype")
-        source = raw.args[0]
-        if raw.dtype == source.dtype or raw.op.startswith("arg") or raw.dtype is None:
-            return _with(raw, params=params)
-        return _with(raw, args=(self._virtual_cast(source, raw.dtype, raw.owners),), params=params)
-
-    def _virtual_cast(self, term: Term, dtype: torch.dtype, owners: tuple[Node, ...]) -> Term:
-        made = Term(
-            "cast", (term,), (("dtype", dtype),), shape=term.shape, dtype=dtype, owners=owners
-        )
-        self._made.append(made)
-        return made
-
-
-def _with(term: Term, *, args: tuple[Term, ...] | None = None, params: Any = None) -> Term:
-    return Term(
-        term.op,
-        term.args if args is None else args,
-        term.params if params is None else params,
-        shape=term.shape,
-        dtype=term.dtype,
-        seen=term.seen,
-        owners=term.owners,
-    )
 
 
 def _sources(node: Source) -> list[Source]:

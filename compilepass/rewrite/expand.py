@@ -13,7 +13,8 @@ import sympy
 from ..errors import PatternError
 from ..kernels import find
 from ..reporting import note
-from .canonical import Expansion, Operand
+from .arguments import Operand
+from .canonical import Expansion
 from .record import Decompositions
 from .term import Size, Term
 from .trace import TensorSpec, Traced, Variable, size_symbol, substituted, trace

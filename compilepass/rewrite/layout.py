@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from .term import Shape, product, same, size_of
 
-__all__ = ["in_order", "is_row_major", "layout"]
+__all__ = ["dense_strides", "dims_by_stride", "falls_along", "is_row_major", "layout"]
 
 
 def layout(val: Any) -> Any:
@@ -32,11 +33,40 @@ def is_row_major(tensor: torch.Tensor) -> bool:
     )
 
 
-def in_order(tensor: torch.Tensor) -> bool:
-    """Whether each dimension is known to have a stride no smaller than the next one's, which is
-    what an elementwise result is row-major for; there may be gaps, as in a slice of each row.
-    """
+def dims_by_stride(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The dimensions as they lie in memory, that with the largest stride first, if it is known."""
     strides = layout(tensor)[1]
+    order: list[int] = []
+    for dim, stride in enumerate(strides):
+        place = len(order)
+        while place and not _no_smaller(strides[order[place - 1]], stride):
+            place -= 1
+        order.insert(place, dim)
+    return tuple(order) if _falls([strides[d] for d in order]) else None
+
+
+def falls_along(tensor: torch.Tensor, order: tuple[int, ...]) -> bool:
+    """Whether the strides are known to fall in this order of dimensions; there may be gaps.
+
+    A tensor with fewer dimensions has the last ones; those of size 1 may have any stride.
+    """
+    shape, strides, *_ = layout(tensor)
+    missing = len(order) - len(shape)
+    dims = [d - missing for d in order if d >= missing]
+    return _falls([strides[d] for d in dims if shape[d] != 1])
+
+
+def dense_strides(shape: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    """The strides of a tensor without gaps whose dimensions lie in this order."""
+    strides: list[Any] = [1] * len(shape)
+    step = 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step = step * shape[dim]
+    return strides
+
+
+def _falls(strides: Sequence[Any]) -> bool:
     return all(map(_no_smaller, strides, strides[1:]))
 
 

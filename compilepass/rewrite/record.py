@@ -13,31 +13,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ..errors import PatternError
-from ..torch_compat import fake_like
-from .layout import in_order, is_row_major, layout
-from .term import Shape, same
+from .known_results import known_result
 
 __all__ = ["Call", "Decompositions", "MutationError", "Recording", "record"]
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 
 aten = torch.ops.aten
-
-#: those whose result has the dtype of their floating operands
-_ELEMENTWISE = frozenset(
-    getattr(aten, name)
-    for name in (
-        *("abs", "add", "clamp_max", "clamp_min", "cos", "div", "erf", "exp", "maximum"),
-        *("minimum", "mul", "neg", "reciprocal", "relu", "round", "rsqrt", "sigmoid", "sin"),
-        *("sqrt", "sub", "tanh"),
-    )
-)
 
 
 class MutationError(PatternError):
@@ -108,9 +96,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if out is not NotImplemented:
                 return out
         functional = self.functional(func, args) if func._schema.is_mutable else func
-        out = _elementwise(func, args, kwargs)
-        if out is None:
-            out = _joined(func, args, kwargs)
+        out = known_result(func, args, kwargs)
         if out is None:
             out = func(*args, **kwargs)
         flat, _ = tree_flatten(out)
@@ -173,55 +159,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 hint="Pass it as an input, or build it inside from the inputs.",
             )
         return call
-
-
-def _elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of an elementwise operation on tensors of one floating dtype, in row-major order.
-
-    It has the shape of the one that the others are broadcast to. Working that out costs PyTorch a
-    hundred times as much where sizes are symbols. ``None`` for other calls.
-    """
-    is_cast = func is torch.ops.prims.convert_element_type.default
-    if kwargs or not (is_cast or func.overloadpacket in _ELEMENTWISE):
-        return None
-    tensors = [a for a in args if isinstance(a, FakeTensor)]
-    if not tensors or any(isinstance(a, complex) for a in args):
-        return None
-    shapes = [layout(t)[0] for t in tensors]
-    for full, shape in zip(tensors, shapes, strict=True):
-        if all(_spreads(s, shape) for s in shapes):
-            kinds = {(t.dtype, t.device) for t in tensors}
-            if len(kinds) > 1 or not full.dtype.is_floating_point:
-                return None
-            if not all(map(in_order, tensors)):
-                return None
-            dtype = args[1] if is_cast else None
-            shape = None if is_row_major(full) else tuple(full.shape)
-            return fake_like(full, full.fake_mode, dtype=dtype, shape=shape)
-    return None
-
-
-def _joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of a concatenation along the last dimension, which is row-major; else ``None``."""
-    if func is not aten.cat.default or kwargs or len(args) != 2:
-        return None
-    tensors, dim = args
-    if not tensors or not all(isinstance(t, FakeTensor) and in_order(t) for t in tensors):
-        return None
-    first = tensors[0]
-    kinds = {(t.dtype, t.device, layout(t)[0][:-1]) for t in tensors}
-    if len(kinds) > 1 or first.dim() < 1 or dim not in (-1, first.dim() - 1):
-        return None
-    shape = (*first.shape[:-1], sum(t.shape[-1] for t in tensors))
-    return fake_like(first, first.fake_mode, shape=shape)
-
-
-def _spreads(shape: Shape, over: Shape) -> bool:
-    """Whether a tensor of ``shape`` is broadcast to ``over``, as far as it is known."""
-    if len(shape) > len(over):
-        return False
-    ends = zip(reversed(shape), reversed(over), strict=False)
-    return all((type(s) is int and s == 1) or same(s, o) for s, o in ends)
 
 
 def record(
