@@ -12,6 +12,7 @@ from .fusion.int8_linear import FuseInt8Linear
 from .fusion.layer_norm import FuseLayerNorm
 from .fusion.norm_quant import FuseNormQuant
 from .fusion.qk_norm_rope import FuseQKNormRope
+from .fusion.qk_rope import FuseQKRope
 from .fusion.rms_norm import FuseRMSNorm
 from .fusion.rope import FuseRope
 from .utility.clean_up import CleanUp
@@ -36,6 +37,7 @@ def shipped_passes() -> list[type[Pass]]:
         FuseLayerNorm,
         FuseNormQuant,
         FuseQKNormRope,
+        FuseQKRope,
         FuseRMSNorm,
         FuseRope,
     ]

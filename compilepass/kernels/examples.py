@@ -173,6 +173,17 @@ def _qk_rotation(per_pair: bool) -> Example:
     return example
 
 
+def _qk_norm_rotation(per_pair: bool) -> Example:
+    def example(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...] | None:
+        rotation = _qk_rotation(per_pair)(rows, width, dtype)
+        if rotation is None:
+            return None
+        q, k, cos, sin = rotation
+        return q, k, *_x(2, q.shape[-1], dtype=dtype), cos, sin, EPS
+
+    return example
+
+
 def _norm_rotation(per_pair: bool) -> Example:
     def example(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...] | None:
         rotation = _rotation(per_pair)(rows, width, dtype)
@@ -230,6 +241,8 @@ def _register_shipped() -> None:
                 example = _with(_norm_rotation(per_pair), variant, interleaved, per_pair)
                 flags = [label, *["per pair"] * per_pair, variant]
                 _shipped("rms_norm_rotate", example, ", ".join(flags))
+                example = _with(_qk_norm_rotation(per_pair), variant, interleaved, per_pair)
+                _shipped("rms_norm_rotate_qk", example, ", ".join(flags))
         for per_pair, wide in product((False, True), repeat=2):
             flags = [label, *["per pair"] * per_pair, *["wide"] * wide]
             example = _with(_rotation(per_pair), interleaved, per_pair, wide)

@@ -92,6 +92,7 @@ def arguments(op: str, rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
         "rotate": (heads, *tables),
         "rotate_qk": (heads, heads[:, :8], *tables),
         "qk_norm_rope": (q, q[:, :8], weight[:HEAD], weight[HEAD : 2 * HEAD], *half, EPS, False),
+        "rms_norm_rotate_qk": (heads, heads[:, :8], *weight[: 2 * HEAD].view(2, -1), *tables, EPS),
         "rms_norm_rotate": (heads, weight[:HEAD], *tables, EPS),
     }
     for source, made in SOURCES.items():

@@ -104,6 +104,15 @@ def _norm_rotate_inputs(
     return x, _x(x.shape[-1:], dtype), cos, sin, EPS
 
 
+def _two_heads(args: tuple[Any, ...], own: int) -> tuple[Any, ...]:
+    """Arguments with a second one of each of the first ``own``, in which there are fewer heads."""
+    q, *rest = args
+    fewer = (*q.shape[:-3], 2, *q.shape[-2:]) if q.dim() > 2 else q.shape
+    k = _x(fewer, q.dtype)
+    weights = [t for w in rest[: own - 1] for t in (w, _x(w.shape, w.dtype))]
+    return q, k, *weights, *rest[own - 1 :]
+
+
 def _qk_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     q, k, cos, sin, interleaved = _rotary_inputs(shape, dtype)
     weights = _x(q.shape[-1:], dtype), _x(k.shape[-1:], dtype)
@@ -436,6 +445,29 @@ CASES |= {
         _norm_rotate,
     )
     for flags in ((True, False), (False, True), (True, True))
+}
+# the same of queries and keys at once
+CASES |= {
+    "rotate_qk" + label: Case(
+        lambda shape, dtype, flags=flags: _two_heads(_rotate_inputs(shape, dtype, *flags), 1),
+        lambda q, k, *args: (*_rotate(q, *args), *_rotate(k, *args)),
+    )
+    for label, flags in {
+        "": (False, False, False),
+        "/wide": (False, False, True),
+        "/interleaved/per_pair": (True, True, False),
+    }.items()
+}
+CASES |= {
+    "rms_norm_rotate_qk" + label: Case(
+        lambda shape, dtype, flags=flags: (
+            *_two_heads(_norm_rotate_inputs(shape, dtype, *flags), 2),
+            "torch",
+            *flags,
+        ),
+        lambda q, k, a, b, *args: (*_norm_rotate(q, a, *args), *_norm_rotate(k, b, *args)),
+    )
+    for label, flags in {"": (False, False), "/interleaved/per_pair": (True, True)}.items()
 }
 
 

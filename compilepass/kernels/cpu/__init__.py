@@ -150,6 +150,7 @@ CPP_OPS: dict[str, Callable[..., str | None]] = {
     "relu2": _supports_rows,
     "rms_norm": _supports_rows,
     "rms_norm_rotate": _supports_rotation,
+    "rms_norm_rotate_qk": _supports_rotation,
     "rotary_embedding": _supports_rotary_embedding,
     "rotate": _supports_rotation,
     "rotate_qk": _supports_rotation,

@@ -115,9 +115,13 @@ void run(
 
 bool has_few_dims(const Tensor& x) { return x.dim() - 1 <= static_cast<int64_t>(Lead::kMost); }
 
+bool are_heads(const Tensor& q, const Tensor& k) {
+  return has_few_dims(q) && has_few_dims(k) && k.dim() > 0 && k.size(-1) > 0;
+}
+
 // Whether cos and sin can be the tables of heads that are taken.
 bool takes_tables(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin) {
-  return q.dim() > 1 && k.dim() > 1 && k.size(-1) > 0 && has_few_dims(q) && has_few_dims(k) && cos.is_cpu() && sin.is_cpu() &&
+  return q.dim() > 1 && k.dim() > 1 && are_heads(q, k) && cos.is_cpu() && sin.is_cpu() &&
       is_storage(cos.scalar_type()) && is_storage(sin.scalar_type()) && !needs_grad(cos, sin);
 }
 
@@ -139,8 +143,7 @@ Tensor rotate(
 std::tuple<Tensor, Tensor> rotate_qk(
     const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin, bool interleaved,
     bool per_pair, bool wide) {
-  if (!takes(q, k, cos, sin) || k.dim() == 0 || k.size(-1) == 0 || !has_few_dims(q) ||
-      !has_few_dims(k)) {
+  if (!takes(q, k, cos, sin) || !are_heads(q, k)) {
     return call<std::tuple<Tensor, Tensor>>(
         "compilepass_native::rotate_qk", q, k, cos, sin, interleaved, per_pair, wide);
   }
@@ -188,12 +191,27 @@ Tensor rms_norm_rotate(
   return all[0].out;
 }
 
+std::tuple<Tensor, Tensor> rms_norm_rotate_qk(
+    const Tensor& q, const Tensor& k, const Tensor& q_weight, const Tensor& k_weight,
+    const Tensor& cos, const Tensor& sin, double eps, std::string variant, bool interleaved,
+    bool per_pair) {
+  if (!takes(q, k, q_weight, k_weight, cos, sin) || !are_heads(q, k)) {
+    return call<std::tuple<Tensor, Tensor>>(
+        "compilepass_native::rms_norm_rotate_qk", q, k, q_weight, k_weight, cos, sin, eps, variant,
+        interleaved, per_pair);
+  }
+  const std::array all{Rotated(q, cos, sin, q_weight), Rotated(k, cos, sin, k_weight)};
+  run(all, {interleaved, per_pair}, HeadNorm{static_cast<float>(eps), variant});
+  return {all[0].out, all[1].out};
+}
+
 }  // namespace
 
 Entries rotary_entries() {
   return {
       {"qk_norm_rope", TORCH_BOX(&qk_norm_rope)},
       {"rms_norm_rotate", TORCH_BOX(&rms_norm_rotate)},
+      {"rms_norm_rotate_qk", TORCH_BOX(&rms_norm_rotate_qk)},
       {"rotary_embedding", TORCH_BOX(&rotary_embedding)},
       {"rotate", TORCH_BOX(&rotate)},
       {"rotate_qk", TORCH_BOX(&rotate_qk)},

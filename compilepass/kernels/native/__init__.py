@@ -54,6 +54,7 @@ from .quantisation import (
 from .rotary import (
     qk_norm_rope,
     rms_norm_rotate,
+    rms_norm_rotate_qk,
     rotary_embedding,
     rotate,
     rotate_qk,
@@ -88,6 +89,7 @@ __all__ = [
     "rms_norm",
     "rms_norm_dynamic_int8_quant",
     "rms_norm_rotate",
+    "rms_norm_rotate_qk",
     "rotary_embedding",
     "rotate",
     "rotate_qk",

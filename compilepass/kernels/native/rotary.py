@@ -10,6 +10,7 @@ from .norms import rms_norm
 __all__ = [
     "qk_norm_rope",
     "rms_norm_rotate",
+    "rms_norm_rotate_qk",
     "rotary_embedding",
     "rotate",
     "rotate_qk",
@@ -70,6 +71,25 @@ def rms_norm_rotate(
     ``variant``; ``x`` and the tables as in :func:`rotate`.
     """
     return rotate(rms_norm(x, weight, eps, variant), cos, sin, interleaved, per_pair)
+
+
+def rms_norm_rotate_qk(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    variant: str = "llama",
+    interleaved: bool = False,
+    per_pair: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """:func:`rms_norm_rotate` of ``q`` and of ``k``, which have the same tables."""
+    return (
+        rms_norm_rotate(q, q_weight, cos, sin, eps, variant, interleaved, per_pair),
+        rms_norm_rotate(k, k_weight, cos, sin, eps, variant, interleaved, per_pair),
+    )
 
 
 def rotate(
