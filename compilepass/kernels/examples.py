@@ -131,13 +131,19 @@ def _group(width: int) -> int:
     return widest if widest > 1 else width
 
 
-def _quantised(example: Example, tensors: int, setting: str) -> Example:
+def _quantised(example: Example, tensors: int, settings: tuple[str, ...]) -> Example:
     """With what a quantisation is told, after the tensors that it gets its rows from."""
 
     def extended(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...] | None:
         args = example(rows, width, dtype)
-        told = {"": (), "Tensor scale": (torch.full((1,), 0.04),), "int group": (_group(width),)}
-        return None if args is None else (*args[:tensors], *told[setting], *args[tensors:])
+        told = {
+            "Tensor scale": torch.full((1,), 0.04),
+            "Tensor zero_point": torch.full((1,), 17, dtype=torch.int32),
+            "int group": _group(width),
+        }
+        return (
+            None if args is None else (*args[:tensors], *map(told.get, settings), *args[tensors:])
+        )
 
     return extended
 
@@ -206,16 +212,11 @@ def _register_shipped() -> None:
     _shipped("silu_mul", _two)
     for op in ("silu_and_mul", "mul_and_silu"):
         _shipped(op, _halves)
-    for source, made in SOURCES.items():
-        for label, example in examples_of(f"compilepass::{source}").items():
-            for name, quantisation in QUANTISATIONS.items():
-                quantised = _quantised(example, len(made.tensors), quantisation.setting)
-                _shipped(f"{source}_{name}_quant", quantised, label)
     scale, zero_point = torch.full((1,), 0.04), torch.full((1,), 17, dtype=torch.int32)
     _shipped("static_quant_int8", _with(_one, scale), "symmetric")
     _shipped("static_quant_int8", _with(_one, scale, zero_point), "zero point")
     _shipped("static_quant_fp8", _with(_one, scale))
-    _shipped("group_quant_fp8", _quantised(_one, 1, "int group"))
+    _shipped("group_quant_fp8", _quantised(_one, 1, ("int group",)))
     for op in ("quant_fp8", "asymmetric_quant_int8"):
         _shipped(op, _one)
     _shipped("fatrelu_and_mul", _with(_halves, 0.25))
@@ -226,6 +227,11 @@ def _register_shipped() -> None:
     for label, has_weight, has_bias in (("", 1, 1), ("no bias", 1, 0), ("plain", 0, 0)):
         _shipped("layer_norm", _layer_norm(bool(has_weight), bool(has_bias)), label)
     _shipped("fused_add_layer_norm", _add_layer_norm)
+    for source, made in SOURCES.items():
+        for label, example in examples_of(f"compilepass::{source}").items():
+            for name, quantisation in QUANTISATIONS.items():
+                quantised = _quantised(example, len(made.tensors), quantisation.settings)
+                _shipped(f"{source}_{name}_quant", quantised, label)
     _shipped("int8_linear", _linear)
     _shipped("int8_dynamic_linear", _weights, "no residual")
     _shipped("int8_dynamic_linear", _weights_and_residual, "residual")

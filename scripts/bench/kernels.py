@@ -95,11 +95,16 @@ def arguments(op: str, rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
         "rms_norm_rotate_qk": (heads, heads[:, :8], *weight[: 2 * HEAD].view(2, -1), *tables, EPS),
         "rms_norm_rotate": (heads, weight[:HEAD], *tables, EPS),
     }
+    told = {
+        "Tensor scale": scale,
+        "Tensor zero_point": torch.full((1,), 17, dtype=torch.int32),
+        "int group": HEAD,
+    }
     for source, made in SOURCES.items():
         for name, quantisation in QUANTISATIONS.items():
             args, count = known[source], len(made.tensors)
-            setting = {"Tensor scale": (scale,), "int group": (HEAD,), "": ()}[quantisation.setting]
-            known[f"{source}_{name}_quant"] = (*args[:count], *setting, *args[count:])
+            settings = tuple(told[setting] for setting in quantisation.settings)
+            known[f"{source}_{name}_quant"] = (*args[:count], *settings, *args[count:])
     return known[op]
 
 

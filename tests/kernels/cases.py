@@ -263,9 +263,10 @@ def _int8(args: tuple[Any, ...], out: tuple[Tensor, ...]) -> Numbers:
 
 
 def _asymmetric_int8(args: tuple[Any, ...], out: tuple[Tensor, ...]) -> Numbers:
-    q, scale, zero_point = out
+    q, scale, zero_point, *rest = out
     # where the zero point is rounded, the end of a range moves by half a step
-    return Numbers((q.double() - zero_point) * scale.double(), 1.01 * scale.double())
+    values = (q.double() - zero_point) * scale.double()
+    return Numbers(values, 1.01 * scale.double(), tuple(rest))
 
 
 def _fp8(args: tuple[Any, ...], out: tuple[Tensor, ...]) -> Numbers:
@@ -288,7 +289,8 @@ def _known_scale(at: int, name: str) -> Callable[..., Numbers]:
         scale = args[at].double()
         if name == "static_fp8":
             return _near_fp8(q, scale, tuple(rest))
-        return Numbers(q.double() * scale, 0.51 * scale, tuple(rest))
+        shift = args[at + 1].double() if name == "static_asymmetric_int8" else 0
+        return Numbers((q.double() - shift) * scale, 0.51 * scale, tuple(rest))
 
     return numbers
 
@@ -301,22 +303,34 @@ def _cut_off(exact: Tensor, scale: Tensor, name: str) -> Tensor:
 def _fused(source: str, name: str) -> Case:
     """A source's case with the quantisation of its first result; a known scale cuts some off."""
     base, tensors = CASES[source], len(SOURCES[source].tensors)
-    both = tensors + bool(QUANTISATIONS[name].setting)
+    both = tensors + len(QUANTISATIONS[name].settings)
 
     def inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
         args = base.inputs(shape, dtype)
-        scale = torch.full((1,), 0.04 if name == "static_int8" else 0.01)
-        settings = {"group_fp8": (math.gcd(shape[-1], 128),)}
-        static = (scale,) if name.startswith("static") else ()
-        return (*args[:tensors], *settings.get(name, static), *args[tensors:])
+        settings = {
+            "static_int8": (torch.full((1,), 0.04),),
+            "static_asymmetric_int8": (
+                torch.full((1,), 0.04),
+                torch.full((1,), 17, dtype=torch.int32),
+            ),
+            "static_fp8": (torch.full((1,), 0.01),),
+            "group_fp8": (math.gcd(shape[-1], 128),),
+        }
+        return (*args[:tensors], *settings.get(name, ()), *args[tensors:])
 
     def oracle(*args: Any) -> tuple[Tensor, ...]:
         exact, *rest = base.oracle(*args[:tensors], *args[both:])
-        if name.startswith("static"):
+        if name == "static_asymmetric_int8":
+            scale, shift = args[tensors:both]
+            exact = _cut_off(exact + shift * scale, scale, "static_int8") - shift * scale
+        elif name.startswith("static"):
             exact = _cut_off(exact, args[tensors], name)
         return exact, *rest
 
-    return Case(inputs, oracle, _known_scale(tensors, name) if name.startswith("static") else _fp8)
+    if name.startswith("static"):
+        return Case(inputs, oracle, _known_scale(tensors, name))
+    numbers = {"dynamic_int8": _int8, "asymmetric_int8": _asymmetric_int8}
+    return Case(inputs, oracle, numbers.get(name, _fp8))
 
 
 def _dynamic_linear(
@@ -432,7 +446,7 @@ CASES |= {
     f"{source}_{name}_quant": _fused(source, name)
     for source in SOURCES
     for name in QUANTISATIONS
-    if name != "dynamic_int8"
+    if f"{source}_{name}_quant" not in CASES
 }
 CASES |= {
     "rms_norm_rotate"

@@ -65,7 +65,7 @@ def slack_of(name: str, shape: tuple[int, ...]) -> float:
     """What native may lose to cancellation, and the kernel does not."""
     if name.startswith("gelu"):
         return GELU_ATOL
-    if name.startswith("layer_norm") and shape[-1] == 1:
+    if "layer_norm" in name and shape[-1] == 1:
         return LAYER_NORM_ATOL
     return 2e-6
 
@@ -105,7 +105,7 @@ def assert_like_native(
             assert (steps <= 1 + atol / (scale or ours[1])).all()
             continue
         if mine.dtype == torch.int32:
-            assert ((mine - theirs).abs() <= 1).all()
+            assert ((mine - theirs).abs() <= 1 + atol / ours[1]).all()
             continue
         if mine.dtype == FP8:
             mine, theirs = mine.float(), theirs.float()
@@ -262,8 +262,9 @@ def test_extreme_values_give_what_native_gives(name: str, fill: float) -> None:
     for mine, theirs in zip(ours, native, strict=True):
         if mine.dtype in (torch.int8, torch.int32):  # a NaN has no integer
             if "static" in name:
-                given = args[:2] if name.endswith("zero point") else args
-                fp8 = outputs(native_of(name.replace("int8", "fp8"))(*given))[0]
+                given = [a for a in args if getattr(a, "dtype", None) != torch.int32]
+                as_fp8 = name.replace("_asymmetric", "").replace("int8", "fp8")
+                fp8 = outputs(native_of(as_fp8)(*given))[0]
                 defined = ~fp8.float().isnan()
             else:
                 defined = native[1].isfinite().expand(mine.shape)

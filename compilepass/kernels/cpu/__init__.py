@@ -122,7 +122,7 @@ def _supports_static(tensors: int, *args: Any) -> str | None:
 
 
 def _supports_fused(source: Source, quantisation: Quantisation) -> Callable[..., str | None]:
-    if quantisation.setting.startswith("Tensor"):
+    if any(setting.startswith("Tensor") for setting in quantisation.settings):
         return partial(_supports_static, len(source.tensors))
     return _supports_rows
 
