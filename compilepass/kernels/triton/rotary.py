@@ -204,7 +204,7 @@ class _Tables(NamedTuple):
 
 def _run(tables: _Tables, *heads: _Heads, norm: _Norm | None = None) -> None:
     """Rotate one tensor, or two in one launch."""
-    if len({h.x.shape[-1] for h in heads}) > 1:
+    if heads[0].x.shape[-1] != heads[-1].x.shape[-1]:
         for one in heads:
             _run(tables, one, norm=norm)
         return

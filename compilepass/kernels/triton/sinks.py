@@ -69,11 +69,16 @@ def _fp8(value, scale):
     return tl.where(nothing, 0x7F, number).to(tl.uint8)
 
 
+# Conditions name one sink each: of an `or`, Triton would compile both branches.
+
+
 @triton.jit
 def _encoded(value, scale, zero_point, SINK: tl.constexpr):
-    if SINK == "dynamic_fp8" or SINK == "static_fp8" or SINK == "group_fp8":
-        return _fp8(value, scale)
-    return _int8(value, scale, zero_point)
+    if SINK == "dynamic_fp8" or SINK == "static_fp8":
+        bits = _fp8(value, scale)
+    else:
+        bits = _int8(value, scale, zero_point)
+    return bits
 
 
 @triton.jit
@@ -84,11 +89,12 @@ def _settings(value, row, scales, zero_points, scale, zero_point, SINK: tl.const
     an asymmetric quantisation needs two of them.
     """
     shift = 0.0
-    if SINK == "static_int8" or SINK == "static_fp8":
-        found = tl.load(scale)
-    elif SINK == "static_asymmetric_int8":
-        found = tl.load(scale)
-        shift = tl.load(zero_point).to(tl.float32)
+    if SINK == "dynamic_int8":
+        found = _scale_of(tl.max(largest_bits(value), 0), 127.0)
+        tl.store(scales + row, found)
+    elif SINK == "dynamic_fp8":
+        found = _scale_of(tl.max(largest_bits(value), 0), 448.0)
+        tl.store(scales + row, found)
     elif SINK == "asymmetric_int8":
         least = tl.minimum(tl.min(value, 0), 0.0)
         extent = tl.maximum(tl.max(value, 0), 0.0) - least
@@ -99,11 +105,11 @@ def _settings(value, row, scales, zero_points, scale, zero_point, SINK: tl.const
         shift = -128.0 - _rounded_even(tl.div_rn(least, found))
         tl.store(scales + row, found)
         tl.store(zero_points + row, shift.to(tl.int32))
+    elif SINK == "static_asymmetric_int8":
+        found = tl.load(scale)
+        shift = tl.load(zero_point).to(tl.float32)
     else:
-        found = _scale_of(
-            tl.max(largest_bits(value), 0), 127.0 if SINK == "dynamic_int8" else 448.0
-        )
-        tl.store(scales + row, found)
+        found = tl.load(scale)
     return found, shift
 
 
@@ -193,6 +199,7 @@ def _quantise_rows(
     BLOCK: tl.constexpr,
     SINK: tl.constexpr,
     GROUP: tl.constexpr,
+    FINDS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     x += row * x_stride
@@ -218,7 +225,7 @@ def _quantise_rows(
     else:
         least = tl.zeros((BLOCK,), tl.float32)
         most = tl.zeros((BLOCK,), tl.float32)
-        if SINK == "dynamic_int8" or SINK == "dynamic_fp8" or SINK == "asymmetric_int8":
+        if FINDS:
             for start in range(0, WIDTH, BLOCK):
                 at = start + offsets
                 value = tl.load(x + at, at < WIDTH, 0.0).to(tl.float32)
@@ -242,7 +249,13 @@ def quantise_rows(x: Tensor, sink: Sink) -> None:
     values = spaced(x)
     block = max(block_of(width), sink.group)
     by_rows(_QUANTISE_ROWS, block, x.numel() // width)(
-        values.tensor, *sink.pointers, values.stride, WIDTH=width, BLOCK=block, **sink.constants
+        values.tensor,
+        *sink.pointers,
+        values.stride,
+        WIDTH=width,
+        BLOCK=block,
+        FINDS=sink.scale is None,
+        **sink.constants,
     )
 
 
