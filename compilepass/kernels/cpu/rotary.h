@@ -215,6 +215,35 @@ void rotate_rows(const Rotation<T>& r, int64_t begin, int64_t end) {
   });
 }
 
+template <class T, class Apply>
+COMPILEPASS_INLINE void norm_row(
+    const T* x, float scale, const Weight<T, Apply>& weight, T* out, int64_t width) {
+  for_each_two(width, [&](int64_t i, auto part) {
+    store(out + i, weight.apply(load(x + i, part) * scale, load(weight.values + i, part)), part);
+  });
+}
+
+// A row normed and rotated in registers, in two halves.
+template <bool PerPair, class Apply>
+COMPILEPASS_INLINE void norm_rotate_row(
+    const float* x, float scale, const Weight<float, Apply>& weight, const float* cos,
+    const float* sin, float* out, int64_t width, int64_t turned) {
+  const auto normed = [&](int64_t i, auto part) {
+    return weight.apply(load(x + i, part) * scale, load(weight.values + i, part));
+  };
+  const int64_t half = turned / 2, second = PerPair ? 0 : half;
+  for_each_two(half, [&](int64_t i, auto part) {
+    const auto a = normed(i, part), b = normed(half + i, part);
+    const auto cos_a = load(cos + i, part), sin_a = load(sin + i, part);
+    const auto cos_b = load(cos + second + i, part), sin_b = load(sin + second + i, part);
+    store(out + i, combined<float, false, -1>(a, cos_a, b, sin_a), part);
+    store(out + half + i, combined<float, false, 1>(b, cos_b, a, sin_b), part);
+  });
+  for_each_two(width - turned, [&](int64_t i, auto part) {
+    store(out + turned + i, normed(turned + i, part), part);
+  });
+}
+
 // Rows normed, then rotated in their place.
 template <bool Interleaved, bool PerPair, class T, class Apply>
 void norm_rotate_rows(
@@ -231,22 +260,26 @@ void norm_rotate_rows(
       walk.advance(1);
     }
     for (float& scale : scales) scale = inverse_rms(scale, r.width, eps);
+    const auto place = [&](int64_t n) { return r.out + (row + n) * r.width; };
+    if constexpr (std::is_same_v<T, float> && !Interleaved) {
+      for (int64_t n = 0; n < block; ++n) {
+        norm_rotate_row<PerPair>(
+            r.x + at[n][0], scales[n], weight, r.cos + at[n][1], r.sin + at[n][2], place(n),
+            r.width, r.turned);
+      }
+      continue;
+    }
+    // Two loops for a few rows at a time: the processor looks further ahead in each than in one, where
+    // five roundings wait for one another.
     constexpr int64_t kGroup = 8;
     for (int64_t start = 0; start < block; start += kGroup) {
       const int64_t last = std::min(start + kGroup, block);
       for (int64_t n = start; n < last; ++n) {
-        const T* x = r.x + at[n][0];
-        T* out = r.out + (row + n) * r.width;
-        const float scale = scales[n];
-        for_each_two(r.width, [&](int64_t i, auto part) {
-          store(
-              out + i, weight.apply(load(x + i, part) * scale, load(weight.values + i, part)), part);
-        });
+        norm_row(r.x + at[n][0], scales[n], weight, place(n), r.width);
       }
       for (int64_t n = start; n < last; ++n) {
-        T* out = r.out + (row + n) * r.width;
         rotate_row<T, Interleaved, PerPair, false>(
-            out, r.cos + at[n][1], r.sin + at[n][2], out, r.turned);
+            place(n), r.cos + at[n][1], r.sin + at[n][2], place(n), r.turned);
       }
     }
   }
