@@ -1,4 +1,4 @@
-"""The command line: ``compilepass run``, ``ops``, ``plan``, ``coverage`` and ``kernels``.
+"""The command line: ``compilepass run``, ``ops``, ``plan``, ``coverage``, ``kernels``, ``cache``.
 
 Exit codes: 0 all is well, 1 a check failed, 2 the command or the configuration is wrong, 130
 interrupted. Torch is imported by the commands, so that ``--help`` and usage errors are quick.
@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
+from .cache_command import cache
 from .coverage_command import coverage
 from .errors import CompilePassError, ExpectationError
 from .kernels_command import kernels
@@ -189,6 +190,7 @@ def plan(
 
 app.command()(coverage)
 app.command()(kernels)
+app.add_typer(cache)
 
 
 def main() -> None:

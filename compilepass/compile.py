@@ -37,7 +37,7 @@ from .passmanager import Instrument, PassContext, PassManager, Plan, build_plan,
 from .passmanager.dump import Dump
 from .platforms import current_platform
 from .reporting import GraphRecord, Note, OpRecord, Report, note, notes
-from .reporting.store import load_graphs, save_graphs
+from .reporting.store import Identity, load_graphs, save_graphs
 
 __all__ = [
     "Backend",
@@ -148,14 +148,16 @@ class Backend:
         providers = steer(self.config.kernel_providers)
         _report_unmatched_overrides()
         device = next((i.device.type for i in inputs if isinstance(i, torch.Tensor)), "cpu")
-        uuid = self._manager.uuid(device, self.config.fingerprint())
-        key = inductor.graph_key(gm, inputs, uuid) if uuid is not None else None
+        plan_identity = self._identity(device)
+        uuid = plan_identity.key if plan_identity is not None else None
+        identity = plan_identity and plan_identity.with_factors(inductor.graph_factors(gm, inputs))
         slot = self._next_slot()
-        run = self._runner(slot, key)
+        run = self._runner(slot, identity)
         # a dump wants the passes to run, whatever is cached
-        compiled = self._compile(gm, inputs, run, uuid, caches=key is not None and not self._dump)
+        caches = identity is not None and not self._dump
+        compiled = self._compile(gm, inputs, run, uuid, caches=caches)
         if not slot.has_forward:  # Inductor had the graph in its cache
-            slot.load(load_graphs(key) or () if key is not None else ())
+            slot.load(load_graphs(identity) or () if identity is not None else ())
             slot.from_cache = slot.has_forward
         if not slot.has_forward:  # its record is gone: have the passes run again
             compiled = self._compile(gm, inputs, run, uuid, caches=False)
@@ -206,7 +208,15 @@ class Backend:
             caches=caches,
         )
 
-    def _runner(self, slot: _Slot, key: str | None) -> inductor.RunPasses:
+    def _identity(self, device_type: str) -> Identity | None:
+        """What decides what the passes do; ``None`` if a pass does not say what it is."""
+        factors = self._manager.factors(device_type)
+        if factors is None:
+            return None
+        own = {f"config.{name}": value for name, value in self.config.factors().items()}
+        return Identity(factors).with_factors(own)
+
+    def _runner(self, slot: _Slot, identity: Identity | None) -> inductor.RunPasses:
         records = slot.records
 
         def run(graph: Graph, kind: inductor.GraphKind) -> None:
@@ -216,8 +226,8 @@ class Backend:
             record = replace(self._manager.run(graph, ctx), is_backward=kind.is_backward)
             with self._lock:
                 records[record.name] = record
-                if key is not None:
-                    save_graphs(key, list(records.values()))
+                if identity is not None:
+                    save_graphs(identity, list(records.values()))
             if kind.is_backward:  # compiled at the first backward pass, when all else is done
                 self.finish_dump()
 

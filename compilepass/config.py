@@ -327,13 +327,13 @@ class CompilationConfig(BaseModel):
         shown += [f"register_pass({entry.pass_!r})" for entry in self.extra_passes]
         return f"CompilationConfig({', '.join(shown)})"
 
-    def fingerprint(self) -> str:
-        """A sha256 of what influences the compiled code.
+    def factors(self) -> dict[str, str]:
+        """What influences the compiled code, by name.
 
-        Equal policies in another order hash alike; where to dump and what to expect do not count.
-        The sources of passes are not in it: the pass manager's uuid covers them.
+        Equal policies in another order are alike; where to dump and what to expect do not count.
+        What passes do is not in it: the pass manager's factors cover that.
         """
-        behaviour = {
+        values = {
             "mode": self.mode.name,
             "backend": self.backend,
             "dynamic": self.dynamic,
@@ -341,15 +341,17 @@ class CompilationConfig(BaseModel):
             "verify": self.verify,
             "custom_ops": self.op_policy().key(),
             "passes": self.pass_policy().key(),
-            "inductor_options": self.inductor_options,
             "use_inductor_graph_partition": self.use_inductor_graph_partition,
-            "extra_passes": [
-                [_qualified_name(entry.pass_), sorted(entry.before), sorted(entry.after)]
-                for entry in self.extra_passes
-            ],
+            **{f"inductor_options.{k}": v for k, v in self.inductor_options.items()},
         }
-        text = json.dumps(behaviour, sort_keys=True, default=_identity)
-        return hashlib.sha256(text.encode()).hexdigest()
+        for i, entry in enumerate(self.extra_passes):
+            order = sorted(entry.before), sorted(entry.after)
+            values[f"register_pass {i}"] = [_qualified_name(entry.pass_), *order]
+        return {k: json.dumps(v, sort_keys=True, default=_identity) for k, v in values.items()}
+
+    def fingerprint(self) -> str:
+        """A sha256 of the :meth:`factors`."""
+        return hashlib.sha256(json.dumps(self.factors(), sort_keys=True).encode()).hexdigest()
 
 
 def _pass_names(what: str, names: Sequence[str]) -> tuple[str, ...]:

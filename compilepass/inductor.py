@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch.fx import Graph, GraphModule
@@ -41,7 +41,7 @@ __all__ = [
     "current_frame",
     "defunctionalize",
     "engine",
-    "graph_key",
+    "graph_factors",
     "mode_options",
     "past_dynamo",
     "specialize_floats",
@@ -243,7 +243,7 @@ def _foreign(source: Any, apply: Callable[[Any], Any]) -> Pass:
 
     class Foreign(Pass):
         name = label or type(source).__name__
-        implementation: Any = source
+        implementation: ClassVar[Any] = source
 
         def run(self, graph: Graph, ctx: PassContext) -> int:
             return changed_by(graph, lambda: apply(graph))
@@ -348,25 +348,30 @@ def current_frame() -> Frame:
     return Frame(of, compile_id.frame_id)
 
 
-def graph_key(gm: GraphModule, inputs: Sequence[Any], uuid: str) -> str:
-    """A key for what the passes will do to this graph: its code, inputs, settings and the plan."""
+def graph_factors(gm: GraphModule, inputs: Sequence[Any]) -> dict[str, str]:
+    """What decides what a graph is compiled to, apart from the passes, by name."""
     from torch._inductor import config
 
-    digest = hashlib.sha256(f"{uuid} {config.get_hash()!r}".encode())
-    for module in gm.modules():
-        if isinstance(module, GraphModule):
-            digest.update(module.code.encode())
+    code = [m.code for m in gm.modules() if isinstance(m, GraphModule)]
     devices = {item.device.type for item in inputs if isinstance(item, torch.Tensor)}
     autocast = [
         (d, torch.get_autocast_dtype(d))
         for d in devices
         if torch.amp.is_autocast_available(d) and torch.is_autocast_enabled(d)
     ]
-    digest.update(repr((torch.is_grad_enabled(), sorted(autocast))).encode())
-    for item in inputs:
-        if isinstance(item, torch.Tensor):
-            text = (item.dtype, item.device, tuple(map(str, item.shape)), item.requires_grad)
-            digest.update(repr((*text, tuple(map(str, item.stride())))).encode())
-        else:
-            digest.update(str(item).encode())
-    return digest.hexdigest()
+    return {
+        "graph": hashlib.sha256("\n".join(code).encode()).hexdigest()[:16],
+        "inputs": ", ".join(map(_input_text, inputs)),
+        "grad mode": str(torch.is_grad_enabled()),
+        "autocast": str(sorted(autocast)),
+        "options of Inductor": hashlib.sha256(repr(config.get_hash()).encode()).hexdigest()[:16],
+    }
+
+
+def _input_text(item: Any) -> str:
+    if not isinstance(item, torch.Tensor):
+        return str(item)
+    dtype = str(item.dtype).removeprefix("torch.")
+    shape, strides = (" ".join(map(str, sizes)) for sizes in (item.shape, item.stride()))
+    grad = " with grad" if item.requires_grad else ""
+    return f"{dtype}[{shape}] strides [{strides}] {item.device}{grad}"

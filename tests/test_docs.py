@@ -174,8 +174,12 @@ def check_own_command(words: list[str], where: str) -> None:
     if words[0].startswith("-"):
         sub: Any = command
     else:
-        sub = getattr(command, "commands", {}).get(words[0])
-        assert sub is not None, f"{where} (there is no such command)"
+        sub = command
+        for word in words:
+            if not hasattr(sub, "commands"):
+                break
+            sub = sub.commands.get(word)
+            assert sub is not None, f"{where} (there is no such command)"
     known = {"--help"}
     for parameter in sub.params:
         known.update((*parameter.opts, *parameter.secondary_opts))

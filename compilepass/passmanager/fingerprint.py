@@ -201,18 +201,36 @@ def _tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
 def _globals_of(fn: types.FunctionType) -> dict[str, Any]:
     """The globals that a function reads, by dotted name: ``native.rms_norm`` for a module's."""
     found: dict[str, Any] = {}
-    for code in _codes(fn.__code__):
-        name, value = "", _ABSENT
-        for step in dis.get_instructions(code):
-            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                name, value = step.argval, fn.__globals__.get(step.argval, _ABSENT)
-            elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and _is_own_module(value, fn):
-                name, value = f"{name}.{step.argval}", getattr(value, step.argval, _ABSENT)
-            else:
+    for first, *attributes in _names_read(fn.__code__):
+        name, value = first, fn.__globals__.get(first, _ABSENT)
+        for attribute in attributes:
+            if value is _ABSENT:
+                break
+            found[name] = value
+            if not _is_own_module(value, fn):
                 value = _ABSENT
-            if value is not _ABSENT:
-                found[name] = value
+                break
+            name, value = f"{name}.{attribute}", getattr(value, attribute, _ABSENT)
+        if value is not _ABSENT:
+            found[name] = value
     return found
+
+
+@functools.lru_cache(4096)
+def _names_read(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
+    """The globals that code reads, each with the attributes that are read of it in turn."""
+    chains: list[list[str]] = []
+    for part in _codes(code):
+        follows = False
+        for step in dis.get_instructions(part):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                chains.append([step.argval])
+                follows = True
+            elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and follows:
+                chains[-1].append(step.argval)
+            else:
+                follows = False
+    return tuple(dict.fromkeys(map(tuple, chains)))
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

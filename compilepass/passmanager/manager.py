@@ -11,17 +11,17 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch.fx import Graph, Node
 
 from ..errors import CompilePassError, PassError
-from ..kernels import ensure_loaded, find
+from ..kernels import ensure_loaded
 from ..reporting.records import GraphRecord, MatchRecord, PassRecord, RuleRecord
 from ..rewrite import Engine, Reject, Rule, RuleResult, Session
 from .base import FusionPass, Pass, PassContext
-from .fingerprint import Unidentified, fingerprint
+from .identity import plan_factors
 from .plan import Plan
 
 __all__ = ["Instrument", "PassManager", "changed_by"]
@@ -59,22 +59,13 @@ class PassManager:
         self._strict = strict
         self._verify = verify
         self._instruments = tuple(instruments)
-        self._code: str | None = None
 
-    def uuid(self, device_type: str, *extra: Any) -> str | None:
-        """The identity of what this manager does to a graph on a device, ``extra`` included.
+    def factors(self, device_type: str) -> dict[str, str] | None:
+        """What decides how this manager changes a graph on a device (:mod:`.identity`).
 
         ``None`` if a pass has no identity (its own ``uuid()`` says so): nothing may be cached.
         """
-        try:
-            if self._code is None:
-                running = [(pass_.name, pass_) for pass_ in self.plan.running]
-                engine: Any = type(self._engine)
-                self._code = fingerprint(torch.__version__, _of_code(engine), running)
-        except Unidentified:
-            return None
-        kernels = [_identity(k, device_type) for p in self.plan.running for k in p.kernels]
-        return fingerprint(self._code, kernels, extra)
+        return plan_factors(self.plan, self._engine, device_type)
 
     def run(self, graph: Graph, ctx: PassContext) -> GraphRecord:
         """Run the plan on ``graph`` in place and return what happened."""
@@ -247,20 +238,6 @@ class _Snapshot:
             args, kwargs = torch.fx.map_arg((args, kwargs), lambda n: new[n])
             new[old] = graph.create_node(op, target, args, kwargs, name, kind)
             new[old].meta = meta
-
-
-@functools.cache
-def _of_code(cls: type) -> str:
-    return fingerprint(cls)
-
-
-def _identity(kernel: str, device_type: str) -> Any:
-    """What decides where a kernel may stand: its semantics, and what its providers take."""
-    op = find(kernel)
-    if op is None:
-        return kernel, None
-    providers = [(p.name, p.priority, p.supports) for p in op.providers]
-    return kernel, op.version, op.native, providers, op.available(device_type).provider
 
 
 def changed_by(graph: Graph, run: Callable[[], object]) -> int:

@@ -18,7 +18,7 @@ from torch.fx import Node
 from ..kernels import find
 from .arguments import Source
 from .canonical import Canonical
-from .match import Failure, Unifier
+from .match import Failure, Unifier, commutes
 from .rule import Pattern, below
 from .term import Term
 
@@ -28,81 +28,45 @@ __all__ = ["Candidates"]
 _COMMON = frozenset(["add", "sub", "mul", "div", "neg", "cast", "slice", "reciprocal"])
 
 
-#: operations that are equally rare, and the values of the first
-_Found = tuple[tuple[Term, ...], tuple[Term, ...]]
+#: how far down a value is compared with the pattern before the search goes up from it
+_DEPTH = 4
 
 
 class Candidates:
-    """The values of a graph that the signature operations of ``pattern`` may stand for.
+    """Where ``pattern`` may stand in a graph.
 
-    There are two signatures where several operations are equally rare: the one nearest to the
-    output and the one nearest to the inputs, so that a difference between them is seen from both
-    sides. ``found`` are the values of the first. They are looked for when they are asked for, which
-    a search does only where the graph has all operations and dtypes of the pattern (``complete``).
+    A search (:meth:`anchors`) starts at the operation that the graph has the fewest of, if it has
+    all operations and dtypes of the pattern.
+
+    What is told of a pattern that does not match (:meth:`misses`) starts at its *signatures*. There
+    are two where several operations are equally rare: the one nearest to the output and the one
+    nearest to the inputs, so that a difference between them is seen from both sides. ``found`` are
+    the values of the first. They are looked for when they are asked for; which operations are rare
+    is what it was in the beginning.
     """
 
     def __init__(self, pattern: Pattern, canonical: Canonical) -> None:
         self.pattern = pattern
+        self.has_site = False  # whether a match was rewritten
         self._canonical = canonical
-        dtypes = canonical.calls.dtypes
-        self.complete = all(t.dtype in dtypes for t in pattern.traced.inputs.values()) and all(
-            canonical.count(t.op) for t in pattern.operations
-        )
-
-    @property
-    def signatures(self) -> tuple[Term, ...]:
-        return self._chosen[0]
-
-    @property
-    def found(self) -> tuple[Term, ...]:
-        return self._chosen[1]
-
-    @functools.cached_property
-    def _chosen(self) -> _Found:
-        """The rarest operations that have values, with those of the first."""
-        if self._rarest[1]:
-            return self._rarest
-        every = (self._values_of(group) for group in self._by_rarity)
-        return next((found for found in every if found[1]), ((), ()))
-
-    @functools.cached_property
-    def _rarest(self) -> _Found:
-        """The rarest operations, which may turn out to have no values."""
-        group = next(self._by_rarity, None)
-        found = self._values_of(group) if group is not None else ((), ())
-        self.complete = self.complete and bool(found[1])
-        return found
-
-    def _values_of(self, group: list[Term]) -> _Found:
-        return tuple(dict.fromkeys((group[-1], group[0]))), _values(group[-1], self._canonical)
-
-    @functools.cached_property
-    def _by_rarity(self) -> Iterator[list[Term]]:
-        """The operations that are equally rare, again and again without the last of them."""
-        pattern, canonical = self.pattern, self._canonical
-        often = Counter(t.op for t in pattern.operations)
-        rank = {t: (often[t.op], canonical.count(t.op)) for t in pattern.operations}
-        there = [t for t in pattern.operations if rank[t][1]]
-        for common in (False, True):
-            left = [t for t in there if (t.op in _COMMON) is common]
-            if len(left) > 1 and pattern.root in left:
-                left.remove(pattern.root)  # each of those is tried anyway
-            while left:
-                least = min(rank[t] for t in left)
-                group = [t for t in left if rank[t] == least]
-                yield group
-                left.remove(group[-1])
+        self._counts = {t.op: canonical.count(t.op) for t in pattern.operations}
 
     def anchors(self) -> Iterator[Term]:
         """The values that the pattern's root may stand for; the graph may change meanwhile."""
-        canonical = self._canonical
-        if not self.complete or not self._rarest[1]:
+        pattern, canonical = self.pattern, self._canonical
+        dtypes = canonical.calls.dtypes
+        counts = [self._counts[t.op] for t in pattern.operations]
+        if not all(counts) or any(t.dtype not in dtypes for t in pattern.traced.inputs.values()):
+            return
+        fewest = len(counts) - 1 - counts[::-1].index(min(counts))  # the last, if there are several
+        start = pattern.operations[fewest]
+        values = _values(start, canonical)
+        if not values:
             return
         self._read_spellings()
-        (signature, *_), values = self._rarest
-        path = self.pattern.path_from(signature)
+        path = pattern.path_from(start)
         for value in values:
-            if not value.is_there:
+            if not value.is_there or not _may_be(start, value):
                 continue
             found = [value]
             for step in path:
@@ -114,21 +78,52 @@ class Candidates:
                 ]
             yield from found
 
+    @property
+    def signatures(self) -> tuple[Term, ...]:
+        return self._chosen[0]
+
+    @property
+    def found(self) -> tuple[Term, ...]:
+        return self._chosen[1]
+
+    @functools.cached_property
+    def _chosen(self) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
+        """The rarest operations that have values, with those of the first.
+
+        Where all values of the rarest ones went into sites, there are no more candidates.
+        """
+        pattern, canonical = self.pattern, self._canonical
+        often = Counter(t.op for t in pattern.operations)
+        rank = {t: (often[t.op], self._counts[t.op]) for t in pattern.operations}
+        there = [t for t in pattern.operations if rank[t][1]]
+        for common in (False, True):
+            left = [t for t in there if (t.op in _COMMON) is common]
+            if len(left) > 1 and pattern.root in left:
+                left.remove(pattern.root)  # each of those is tried anyway
+            while left:
+                least = min(rank[t] for t in left)
+                rarest = [t for t in left if rank[t] == least]
+                found = _values(rarest[-1], canonical)
+                if found or self.has_site:
+                    return tuple(dict.fromkeys((rarest[-1], rarest[0]))), found
+                left.remove(rarest[-1])
+        return (), ()
+
     def _read_spellings(self) -> None:
         for op in {t.op for t in self.pattern.operations}:
             self._canonical.read_spellings(op)
 
-    def misses(self, fused: set[Node]) -> Iterator[Failure]:
+    def misses(self, own: set[Node]) -> Iterator[Failure]:
         """How far the pattern goes at each candidate that still is there, one per source line.
 
-        Values of the calls in ``fused`` are none.
+        Values of ``own``, what the rule wrote or would write, are none.
         """
         canonical = self._canonical
         told: set[object] = set()
         self._read_spellings()
         for i, signature in enumerate(self.signatures):
             for term in _values(signature, canonical) if i else self.found:
-                if any(n._erased or n in fused for n in term.owners):
+                if any(n._erased or n in own for n in term.owners):
                     continue
                 line = term.owners[0].meta.get("stack_trace") if term.owners else None
                 key = (signature, line, term.shape)
@@ -145,6 +140,17 @@ def _values(term: Term, canonical: Canonical) -> tuple[Term, ...]:
     return tuple([t for t in canonical.values(term.op) if t.dtype == term.dtype])
 
 
+def _may_be(p: Term, t: Term, depth: int = _DEPTH) -> bool:
+    """Whether a value may be the pattern's, as far down as the order of operands is settled."""
+    if p.op in ("input", "const"):
+        return True
+    if p.op != t.op or p.dtype != t.dtype or len(p.args) != len(t.args):
+        return False
+    if not depth or commutes(p):
+        return True
+    return all(_may_be(want, have, depth - 1) for want, have in zip(p.args, t.args, strict=True))
+
+
 class _Attempt:
     """One candidate, matched as far as it goes."""
 
@@ -156,7 +162,8 @@ class _Attempt:
     @property
     def is_one_kernel(self) -> bool:
         """Whether all that matched is a part of one kernel call: another rule has been here."""
-        terms = [t for p, t in self._unifier.terms.items() if p.op not in ("input", "const")]
+        bound = self._unifier.terms.items()
+        terms = [t for p, t in bound if p.op not in ("input", "const") and p not in self._skipped]
         owners = {node for t in terms for node in t.owners}
         return len(terms) > 1 and len(owners) == 1 and find(owners.pop().target) is not None
 

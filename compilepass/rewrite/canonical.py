@@ -37,6 +37,7 @@ from .term import Shape, Term, size_of
 __all__ = ["Canonical", "Expand", "Expansion"]
 
 _CAST = frozenset(["cast"])
+_INT = frozenset([int])
 _DEEP = 60  # levels of reading, each of a few calls, from which on it goes from the operands up
 
 
@@ -316,7 +317,7 @@ class Canonical:
         if node not in self._shapes:
             val = node.meta.get("val")
             sizes = tuple(val.shape) if isinstance(val, torch.Tensor) else None
-            if sizes is not None and any(type(s) is not int for s in sizes):
+            if sizes is not None and not _INT.issuperset(map(type, sizes)):
                 sizes = tuple([size_of(s) for s in sizes])
             self._shapes[node] = sizes
         return self._shapes[node]

@@ -103,9 +103,10 @@ class RuleResult:
 
     @property
     def candidates(self) -> int:
-        """How many values the rarest operation of the pattern stood for, when the rule began."""
-        found = {t for c in self._candidates for t in c.found if self._fused.isdisjoint(t.owners)}
-        return len(found)
+        """How many values the rarest operation of the pattern stands for, its sites included."""
+        own = self._fused | self._made
+        left = {t for c in self._candidates for t in c.found if own.isdisjoint(t.owners)}
+        return len(self.sites) + len(left)
 
     @property
     def near_miss(self) -> NearMiss | None:
@@ -120,10 +121,11 @@ class RuleResult:
 
     def _partial(self) -> Iterator[_Missed]:
         assert self._canonical is not None
+        own = self._fused | self._made
         for candidates in self._candidates:
             pattern = candidates.pattern
             failures = (
-                *candidates.misses(self._fused),
+                *candidates.misses(own),
                 *self._from_the_end(pattern),
             )
             for failure in failures:
@@ -135,7 +137,8 @@ class RuleResult:
         assert self._canonical is not None
         for anchor in self._canonical.values(pattern.root.op):
             if anchor.dtype != pattern.root.dtype or any(
-                n in self._fused or find(n.target) is not None for n in anchor.owners
+                n in self._fused or n in self._made or find(n.target) is not None
+                for n in anchor.owners
             ):
                 continue
             unifier = Unifier(exact=pattern.dtype is torch.float64)
@@ -224,15 +227,16 @@ class Session:
         except PatternError as error:
             result.error = error
             return result
-        result._candidates = [Candidates(pattern, self.canonical) for pattern in patterns]
-        for candidates in result._candidates:
-            if result.sites:  # another dtype's pattern has changed the graph
-                candidates = Candidates(candidates.pattern, self.canonical)
+        for pattern in patterns:
+            candidates = Candidates(pattern, self.canonical)
+            result._candidates.append(candidates)
+            before = len(result.sites)
             waiting: list[Region] = []
             for region in self._regions(candidates, result):
                 if not self._take(region, result, refusal):
                     waiting.append(region)
             self._take_together(waiting, result, refusal)
+            candidates.has_site = len(result.sites) > before
         result.sites.sort(key=lambda site: site.place)
         return result
 

@@ -196,6 +196,16 @@ def identity_arithmetic(t: Term, b: Builder) -> Term | None:
     return None
 
 
+@equivalence("mul", makes="neg", number=True)
+def product_with_minus_one(t: Term, b: Builder) -> Term | None:
+    """``x * -1`` is ``-x``."""
+    for x, other in ((0, 1), (1, 0)):
+        value = t.args[x]
+        if _is(t.args[other], -1) and value.dtype == t.dtype and t.seen[x] == t.shape:
+            return b.make("neg", (value,), like=t, seen=(t.seen[x],))
+    return None
+
+
 @equivalence("div", makes="rsqrt mul", of="sqrt")
 def division_by_root(t: Term, b: Builder) -> Term | None:
     """``x / sqrt(v)`` is ``x * rsqrt(v)``, ``1 / sqrt(v)`` is ``rsqrt(v)`` (inexact)."""

@@ -18,7 +18,7 @@ from .operations import kind_of
 from .term import Shape, Size, Term, align, broadcast_axes, product, same, size_of
 from .trace import Variable
 
-__all__ = ["Bindings", "Failure", "Unifier"]
+__all__ = ["Bindings", "Failure", "Unifier", "commutes"]
 
 _Mark = tuple[int, dict[str, Size], dict[str, Any], dict[Term | None, Shape]]
 
@@ -87,7 +87,7 @@ class Unifier:
 
     def match(self, pattern: Term, found: Term) -> Bindings | None:
         """Match from the pattern's output; ``failure`` says why not, if it came past the first."""
-        if _commutes(pattern) and not self._may_commute(pattern, found):
+        if commutes(pattern) and not self._may_commute(pattern, found):
             return None
         if not self._all(((pattern, found, found), None)):
             return None
@@ -135,7 +135,7 @@ class Unifier:
             self._order.append(p)
             if p.op == "input" or p is self._gap:
                 continue
-            if _commutes(p):
+            if commutes(p):
                 return self._commuted(p, t, goals)
             if not self._operation(p, t, t.args, t.seen):
                 return False
@@ -454,7 +454,7 @@ class Unifier:
         )
 
 
-def _commutes(p: Term) -> bool:
+def commutes(p: Term) -> bool:
     """Whether the operands may change places: not where one of them has a factor."""
     return p.op in _COMMUTES and len(p.args) == 2 and all(v in (None, 1) for _, v in p.params)
 

@@ -156,6 +156,7 @@ class Form:
     def __init__(self, region: Region, canonical: Canonical) -> None:
         self._region = region
         self._canonical = canonical
+        self._shape = canonical.shape_of(region.root)
         self._inputs = set(region.inputs.values())
         self._steps: list[_Step] = []  # each after those that use what it computes
         self._given: list[tuple[int, Any]] = []  # places outside, each with what must be there
@@ -173,6 +174,8 @@ class Form:
 
     def find(self, root: Node) -> Region | None:
         """The equal region that ends in ``root``, if there is one."""
+        if self._canonical.shape_of(root) != self._shape:
+            return None
         nodes: list[Any] = [None] * len(self._places)
         nodes[0] = root
         for place, target, arity, sources, literals, nested, kwargs in self._steps:

@@ -186,6 +186,7 @@ def measure(
         name, provider = op.name.partition("::")[2], op.available(device).provider
         if provider is None or (only and name not in only):
             continue
+        torch._dynamo.reset()  # or the calls of all ops would be variants of one function
         compiled = torch.compile(op.native, dynamic=True)
         graph = torch.compile(calling(op.overload), dynamic=True)
         for dtype in (torch.bfloat16, torch.float32):

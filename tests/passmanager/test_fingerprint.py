@@ -23,6 +23,7 @@ import compilepass as cp
 from compilepass import inductor, kernels
 from compilepass.passmanager import PassManager, fingerprint
 from compilepass.passmanager.fingerprint import Unidentified, _Walk
+from compilepass.reporting.store import Identity
 
 MODULE = """
 import functools
@@ -214,8 +215,8 @@ def uuid(*registered: Any, device: str = "cpu", **fields: Any) -> str | None:
     config = cp.CompilationConfig(**fields)
     for pass_like in registered:
         config.register_pass(pass_like)
-    manager = PassManager(cp.plan(config), inductor.engine())
-    return manager.uuid(device, config.fingerprint())
+    factors = PassManager(cp.plan(config), inductor.engine()).factors(device)
+    return None if factors is None else Identity({**factors, **config.factors()}).key
 
 
 def test_the_uuid_follows_the_policies() -> None:
@@ -255,8 +256,8 @@ def test_the_uuid_follows_the_versions_and_providers_of_kernels(
     op = kernels.find("compilepass::fused_add_rms_norm")
     assert op is not None
     newer = dataclasses.replace(op, version=op.version + 1)
-    manager = "compilepass.passmanager.manager.find"
-    monkeypatch.setattr(manager, lambda k: newer if k == op.name else kernels.find(k))
+    module = "compilepass.passmanager.identity.find"
+    monkeypatch.setattr(module, lambda k: newer if k == op.name else kernels.find(k))
     assert uuid() != before
 
 
@@ -268,8 +269,10 @@ def test_the_uuid_is_the_same_in_all_processes_whatever_they_imported_before() -
         import compilepass as cp
         from compilepass import inductor
         from compilepass.passmanager import PassManager
+        from compilepass.reporting.store import Identity
         config = cp.CompilationConfig(passes=["all"])
-        print(PassManager(cp.plan(config), inductor.engine()).uuid("cpu", config.fingerprint()))
+        factors = PassManager(cp.plan(config), inductor.engine()).factors("cpu")
+        print(Identity(factors).with_factors(config.factors()).key)
     """)
     imports = (
         "import compilepass.layers, torch._inductor.compile_fx",

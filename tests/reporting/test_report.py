@@ -19,7 +19,9 @@ from compilepass.reporting import (
     RuleRecord,
     notes,
 )
-from compilepass.reporting.store import load_graphs, save_graphs
+from compilepass.reporting.store import Identity, load_graphs, save_graphs, stored
+
+IDENTITY = Identity({"torch": "2.13.0", "pass mine": "0123456789abcdef"})
 
 NEAR = NearMiss(
     rule="norm (norm.py:7)",
@@ -146,24 +148,37 @@ def test_near_misses_are_the_best_of_each_rule_those_that_got_furthest_first() -
 
 def test_stored_records_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPILEPASS_CACHE_DIR", str(tmp_path))
-    assert load_graphs("key") is None
-    save_graphs("key", REPORT.graphs)
-    assert load_graphs("key") == REPORT.graphs
-    assert [p.name for p in (tmp_path / "reports").iterdir()] == ["key.json"]
+    assert load_graphs(IDENTITY) is None
+    save_graphs(IDENTITY, REPORT.graphs)
+    assert load_graphs(IDENTITY) == REPORT.graphs
+    (entry,) = stored()
+    assert (entry.key, entry.identity) == (IDENTITY.key, IDENTITY)
+    assert [p.name for p in (tmp_path / "reports").iterdir()] == [f"{IDENTITY.key}.json"]
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '"x"', "7", "{}", '{"graphs": [1]}', '{"graphs": [{"name": "x"}]}', "\x00"],
+    [
+        "",
+        "{",
+        "[]",
+        '"x"',
+        "7",
+        "{}",
+        '{"factors": {}, "report": {"graphs": [1]}}',
+        '{"report": 7}',
+        "\x00",
+    ],
 )
 def test_what_is_stored_may_be_damaged(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMPILEPASS_CACHE_DIR", str(tmp_path))
     (tmp_path / "reports").mkdir()
-    (tmp_path / "reports" / "key.json").write_text(text)
-    assert load_graphs("key") is None
+    (tmp_path / "reports" / f"{IDENTITY.key}.json").write_text(text)
+    assert load_graphs(IDENTITY) is None
     assert any("a stored report is unreadable" in n.message for n in notes())
+    assert not list(stored())
 
 
 def test_a_cache_that_cannot_be_written_is_a_note(
@@ -171,5 +186,5 @@ def test_a_cache_that_cannot_be_written_is_a_note(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("COMPILEPASS_CACHE_DIR", str(tmp_path / "file"))
-    save_graphs("key", REPORT.graphs)
+    save_graphs(IDENTITY, REPORT.graphs)
     assert any("reports cannot be stored" in n.message for n in notes())

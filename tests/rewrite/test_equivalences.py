@@ -95,6 +95,10 @@ CASES: dict[str, list[Case]] = {
         case(lambda x: (x * x) ** 0.5, lambda x: torch.sqrt(x * x)),
         case(lambda x: (x * x) ** -0.5, lambda x: torch.rsqrt(x * x)),
     ],
+    "product_with_minus_one": [
+        case(lambda x: -1 * x, torch.neg),
+        case(lambda x: x * -1.0, torch.neg),
+    ],
     "product_with_reciprocal": [
         case(lambda x, y: x * torch.reciprocal(y), torch.div, SHAPE, SHAPE),
         case(lambda x, y: torch.reciprocal(y) * x, torch.div, SHAPE, SHAPE),
