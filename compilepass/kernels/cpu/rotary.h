@@ -248,7 +248,8 @@ COMPILEPASS_INLINE void norm_rotate_row(
 template <bool Interleaved, bool PerPair, class T, class Apply>
 void norm_rotate_rows(
     const Rotation<T>& r, const Weight<T, Apply>& weight, float eps, int64_t begin, int64_t end) {
-  constexpr int64_t kBlock = 32;  // rows whose scales are computed at once, as vectors
+  // Rows whose scales are computed at once, as vectors; they stay in the first-level cache.
+  constexpr int64_t kBlock = sizeof(T) == sizeof(float) ? 16 : 32;
   Walk walk(r.lead, begin);
   for (int64_t row = begin; row < end; row += kBlock) {
     const int64_t block = std::min(end - row, kBlock);

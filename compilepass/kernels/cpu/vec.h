@@ -128,7 +128,9 @@ COMPILEPASS_INLINE HalfVec low_bytes(IntVec a, IntVec b) {
       _mm512_permutex2var_epi8((__m512i)a, (__m512i)places, (__m512i)b));
 #else
   if constexpr (InTurn) return low_halves((BitVec)((a & 0xff) | (b << 8)));
-  const ByteVec halves[] = {low_bytes(a), low_bytes(b)};
+  const struct {
+    ByteVec a, b;
+  } halves{low_bytes(a), low_bytes(b)};
   return bit_cast<HalfVec>(halves);
 #endif
 }
