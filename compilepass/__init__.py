@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .compile import Backend, backend, compile, dynamo_backend, explain, plan, report
     from .config import CompilationConfig, CompilationMode, get_config, use_config
     from .errors import CompilePassError, ConfigError, ExpectationError
+    from .merge import MergeReport, merge_linears_
     from .ops import CustomOp, PluggableLayer, describe, maybe_compile, override
     from .passmanager import FusionPass, Pass, PassContext, Phase, Plan
     from .platforms import use_platform
@@ -36,6 +37,7 @@ __all__ = [
     "FusionPass",
     "Input",
     "Match",
+    "MergeReport",
     "Pass",
     "PassContext",
     "Phase",
@@ -53,6 +55,7 @@ __all__ = [
     "explain",
     "get_config",
     "maybe_compile",
+    "merge_linears_",
     "override",
     "plan",
     "quantize_",
@@ -66,6 +69,7 @@ _HOMES = (
     "compile",
     "config",
     "errors",
+    "merge",
     "layers",  # a policy may name the ops that ship, whoever uses them
     "ops",
     "passmanager",

@@ -97,7 +97,7 @@ def quantize_(
             hint=f"Use {SCHEMES[scheme].__name__}.from_linear.",
         )
     selected = _predicate(filter)
-    owners = _owners(model)
+    owners = owners_of(model)
     places: dict[nn.Linear, list[str]] = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, nn.Linear):
@@ -107,7 +107,7 @@ def quantize_(
     before = after = 0
     for linear, names in places.items():
         chosen = any(selected(name, linear) for name in names)
-        reason = _obstacle(linear, owners) if chosen else "the filter does not select it"
+        reason = obstacle(linear, owners) if chosen else "the filter does not select it"
         if reason is not None:
             kept += [Kept(name, reason) for name in names]
             continue
@@ -128,7 +128,7 @@ def _predicate(filter: Filter | None) -> Callable[[str, nn.Linear], bool]:
     return filter
 
 
-def _owners(model: nn.Module) -> dict[Tensor, list[tuple[nn.Module, str]]]:
+def owners_of(model: nn.Module) -> dict[Tensor, list[tuple[nn.Module, str]]]:
     """The modules that hold each parameter, with its name there."""
     owners: dict[Tensor, list[tuple[nn.Module, str]]] = defaultdict(list)
     for prefix, module in model.named_modules():
@@ -137,7 +137,7 @@ def _owners(model: nn.Module) -> dict[Tensor, list[tuple[nn.Module, str]]]:
     return owners
 
 
-def _obstacle(linear: nn.Linear, owners: dict[Tensor, list[tuple[nn.Module, str]]]) -> str | None:
+def obstacle(linear: nn.Linear, owners: dict[Tensor, list[tuple[nn.Module, str]]]) -> str | None:
     """Why a linear layer cannot be swapped, or ``None``."""
     if type(linear) is not nn.Linear:
         return f"it is a {type(linear).__qualname__}, which may compute something else"

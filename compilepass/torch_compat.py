@@ -20,7 +20,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.fx import Graph
 
-__all__ = ["call_targets", "dynamic_dims", "fake_like", "inductor_has_option", "isolated"]
+__all__ = [
+    "call_targets",
+    "dynamic_dims",
+    "fake_like",
+    "fake_view",
+    "inductor_has_option",
+    "isolated",
+]
 
 #: Attributes that ``mark_dynamic`` leaves on a tensor (torch 2.11 to 2.14).
 _MARKS = (
@@ -125,3 +132,13 @@ def fake_like(
             whole = here if here.dtype == dtype else here.view(dtype)
         meta = whole.as_strided(sizes, strides, offset)
     return FakeTensor(mode, meta, like.device)
+
+
+def fake_view(
+    of: FakeTensor, sizes: Sequence[Any], strides: Sequence[Any], offset: Any = 0
+) -> Tensor:
+    """A view of a fake tensor from the element at ``offset`` on, made without an operation."""
+    mode, env = of.fake_mode, of.fake_mode.shape_env
+    with in_kernel_invocation_manager(mode), env.suppress_guards() if env else nullcontext():
+        meta = of.as_strided(sizes, strides, of.storage_offset() + offset)
+    return FakeTensor(mode, meta, of.device)

@@ -8,14 +8,18 @@ from compilepass import Pass
 from .fusion.act_and_mul import FuseActAndMul
 from .fusion.act_quant import FuseActQuant
 from .fusion.add_rms_norm import FuseAddRMSNorm
+from .fusion.fp8_linear import FuseFp8Linear
 from .fusion.int8_linear import FuseInt8Linear
 from .fusion.layer_norm import FuseLayerNorm
+from .fusion.merge_linears import MergeLinears
 from .fusion.norm_quant import FuseNormQuant
 from .fusion.qk_norm_rope import FuseQKNormRope
 from .fusion.qk_rope import FuseQKRope
 from .fusion.rms_norm import FuseRMSNorm
 from .fusion.rope import FuseRope
+from .fusion.weight_only_linear import FuseWeightOnlyLinear
 from .utility.clean_up import CleanUp
+from .utility.coalesce_splits import CoalesceSplits
 from .utility.common_subexpressions import EliminateCommonSubexpressions
 from .utility.defunctionalize import Defunctionalize
 from .utility.noops import EliminateNoops
@@ -27,12 +31,14 @@ def shipped_passes() -> list[type[Pass]]:
     """The passes of this package, in no particular order."""
     return [
         CleanUp,
+        CoalesceSplits,
         Defunctionalize,
         EliminateCommonSubexpressions,
         EliminateNoops,
         FuseActAndMul,
         FuseActQuant,
         FuseAddRMSNorm,
+        FuseFp8Linear,
         FuseInt8Linear,
         FuseLayerNorm,
         FuseNormQuant,
@@ -40,4 +46,6 @@ def shipped_passes() -> list[type[Pass]]:
         FuseQKRope,
         FuseRMSNorm,
         FuseRope,
+        FuseWeightOnlyLinear,
+        MergeLinears,
     ]

@@ -29,7 +29,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("ops", "rewrite"),
     ("layers", "passmanager"),
     ("inductor", "depyf_dump", "quantize"),
-    ("compile",),
+    ("compile", "merge"),
     ("__init__",),
     ("timing", "models", "oracle", "sites"),
     ("comparison", "coverage"),

@@ -365,7 +365,7 @@ def _judge_native(subject: _Subject, case: _Case) -> tuple[float | None, str]:
             for rows in finite:
                 if rows.shape[:-1] == steps.shape[:-1]:
                     steps = torch.where(rows, steps, 0.0)
-            lost = (wanted.double() - reference.double()).abs() > 1
+            lost = (wanted.double() - reference.double()).abs().amax(-1, keepdim=True) > 1
             steps = torch.where(lost & (steps > 1), 0.0, steps)
             wrong = steps > (1 if (steps > 0).sum() <= 2 + STRAYS * steps.numel() else 0)
         if wrong.any():

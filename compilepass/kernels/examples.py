@@ -111,6 +111,9 @@ def _linear(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
 
 def _weights(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
     _, _, wq, scale, bias, _ = _linear(rows, width, dtype)
+    # One sign for each output: what overflows is infinite then, whatever the order of a sum.
+    signs = torch.tensor([1, -1]).repeat(len(wq))[: len(wq), None]
+    wq = (signs * wq.long().abs()).clamp(-127, 127).to(torch.int8)
     return _x(rows, width, dtype=dtype), wq, scale / (100 * width), bias
 
 

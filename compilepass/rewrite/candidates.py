@@ -65,7 +65,9 @@ class Candidates:
             return
         self._read_spellings()
         path = pattern.path_from(start)
-        for value in values:
+        for value, node in [(value, value.node) for value in values]:
+            if value.node is not node:  # it was rewritten: what stands there now is the rule's
+                continue
             if not value.is_there or not _may_be(start, value):
                 continue
             found = [value]

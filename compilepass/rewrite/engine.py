@@ -244,7 +244,10 @@ class Session:
         """The rule's dtypes that occur in the graph, so that only those patterns are traced.
 
         The wider ones come last: their patterns are often parts of the others, between two casts.
+        A rule of quantised operands has nothing to look for where no tensor is of their dtype.
         """
+        if not rule.quantised <= self.canonical.calls.dtypes:
+            return []
         if len(rule.variants) == 1:
             return list(rule.variants)
         present = [d for d in rule.variants if d in self.canonical.calls.dtypes]

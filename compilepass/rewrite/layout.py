@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
+import sympy
 import torch
 
 from .term import Shape, product, same, size_of
 
-__all__ = ["dense_strides", "dims_by_stride", "falls_along", "is_row_major", "layout"]
+__all__ = ["dense_strides", "dims_by_stride", "falls_along", "is_row_major", "is_strict", "layout"]
 
 
 def layout(val: Any) -> Any:
@@ -56,6 +59,12 @@ def falls_along(tensor: torch.Tensor, order: tuple[int, ...]) -> bool:
     return _falls([strides[d] for d in dims if shape[d] != 1])
 
 
+def is_strict(tensor: torch.Tensor, order: tuple[int, ...]) -> bool:
+    """Whether no two dimensions, in the order in which they lie in memory, have one stride."""
+    strides = layout(tensor)[1]
+    return not any(same(strides[a], strides[b]) for a, b in pairwise(order))
+
+
 def dense_strides(shape: Sequence[Any], order: Sequence[int]) -> list[Any]:
     """The strides of a tensor without gaps whose dimensions lie in this order."""
     strides: list[Any] = [1] * len(shape)
@@ -70,10 +79,16 @@ def _falls(strides: Sequence[Any]) -> bool:
     return all(map(_no_smaller, strides, strides[1:]))
 
 
+@functools.lru_cache(4096)
 def _no_smaller(stride: Any, following: Any) -> bool:
+    """Whether it holds for all sizes from 2 on: others do not matter for the order."""
     if isinstance(stride, int) and isinstance(following, int):
         return stride >= following > 0
     if following == 0 or stride == 0:
         return False
     ratio = stride / following
-    return bool(ratio == 1 or (ratio.is_integer and ratio.is_positive))
+    if ratio == 1 or (ratio.is_integer and ratio.is_positive):
+        return True
+    difference = sympy.sympify(stride - following)
+    larger = {s: 2 + sympy.Dummy(integer=True, nonnegative=True) for s in difference.free_symbols}
+    return bool(sympy.expand(difference.xreplace(larger)).is_nonnegative)

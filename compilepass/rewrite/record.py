@@ -99,16 +99,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = known_result(func, args, kwargs)
         if out is None:
             out = func(*args, **kwargs)
-        flat, _ = tree_flatten(out)
-        tensors = [t for t in flat if isinstance(t, torch.Tensor)]
-        if torch.Tag.data_dependent_output in func.tags or any(map(free_unbacked_symbols, tensors)):
-            raise PatternError(
-                f"{self.what} calls {func}, whose result depends on the values of a tensor.",
-                why="A rule is traced on tensors without data.",
-                hint="Keep what depends on values inside one kernel.",
-            )
-        if not tensors:
-            return out
+            flat, _ = tree_flatten(out)
+            tensors = [t for t in flat if isinstance(t, torch.Tensor)]
+            self.check_known(func, tensors)
+            if not tensors:
+                return out
         func = functional
         if func is aten.view.default:
             func = aten.reshape.default  # the form that views have when passes see the graph
@@ -120,6 +115,15 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(item, torch.Tensor):
                     self.add("call_function", f"{name}_{i}", operator.getitem, (call, i), {}, item)
         return out
+
+    def check_known(self, func: Any, tensors: list[torch.Tensor]) -> None:
+        """Raise :class:`PatternError` for a result that depends on the elements of a tensor."""
+        if torch.Tag.data_dependent_output in func.tags or any(map(free_unbacked_symbols, tensors)):
+            raise PatternError(
+                f"{self.what} calls {func}, whose result depends on the values of a tensor.",
+                why="A rule is traced on tensors without data.",
+                hint="Keep what depends on values inside one kernel.",
+            )
 
     def functional(self, func: Any, args: tuple[Any, ...]) -> Any:
         """The out-of-place form of an in-place operation on a temporary that has no view."""

@@ -31,9 +31,9 @@ _LARGEST = 150  # nodes of a form; beyond that, views by the hundred, sites are 
 class Region:
     """A part of a graph that has the form of ``pattern``.
 
-    ``root`` computes the output that all others lead to. ``free`` are casts of inputs, which may
-    have other users. ``form`` is what the region has in common with equal ones, if there may be
-    any.
+    ``root`` computes the output that all others lead to. ``free`` are casts and transpositions of
+    inputs, which may have other users. ``form`` is what the region has in common with equal ones,
+    if there may be any.
     """
 
     pattern: Pattern
@@ -70,7 +70,7 @@ class Region:
             },
             tuple([terms[term].node for term in traced.outputs]),
             bound.covered,
-            frozenset(filter(None, (terms[p].node for p in _free_casts(pattern)))),
+            frozenset(filter(None, (terms[p].node for p in _free(pattern)))),
             bound.dims,
             {**bound.numbers, **{n: bound.dims[f"${n}"] for n in pattern.rule.integers}},
             _leading(pattern, bound),
@@ -118,14 +118,19 @@ def _as_used(
     return node
 
 
-def _free_casts(pattern: Pattern) -> list[Term]:
-    """Casts of an input: another user of one keeps it alive, and nothing is computed twice."""
+def _free(pattern: Pattern) -> list[Term]:
+    """Casts and transpositions of an input: another user of one keeps it alive.
+
+    Nothing is computed twice. A weight that several layers share is an example.
+    """
     traced = pattern.traced
-    return [
-        p
-        for p in traced.terms
-        if p.op == "cast" and p.args[0].op == "input" and p not in traced.outputs
-    ]
+    free: dict[Term, None] = {}
+    for p in traced.terms:
+        if p.op in ("cast", "permute") and p not in traced.outputs:
+            source = p.args[0]
+            if source.op == "input" or source in free:
+                free[p] = None
+    return list(free)
 
 
 class _Place(NamedTuple):
@@ -254,7 +259,9 @@ class Form:
 
 def _put(nodes: list[Any], place: int, node: Any) -> bool:
     """Let ``node`` be what is at ``place``, unless another is."""
-    if nodes[place] is None and isinstance(node, Node):
+    if not isinstance(node, Node):  # an optional tensor that is left out, say
+        return False
+    if nodes[place] is None:
         nodes[place] = node
     return nodes[place] is node
 

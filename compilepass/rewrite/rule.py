@@ -170,6 +170,12 @@ class Rule:
         return self.dtypes[:1] if fixed else self.dtypes
 
     @property
+    def quantised(self) -> frozenset[torch.dtype]:
+        """The dtypes of a byte that inputs have."""
+        given = {s.dtype for s in self.inputs.values() if isinstance(s, Input)}
+        return frozenset(d for d in given if d is not None and d.itemsize == 1)
+
+    @property
     def location(self) -> str:
         """``file.py:line`` of the pattern."""
         code = getattr(self.pattern, "__code__", None)

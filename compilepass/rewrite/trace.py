@@ -117,12 +117,7 @@ def _record(
 ) -> tuple[Recording, dict[float, str]]:
     """The recorded calls, and which literal stands for which number."""
     sizes.declare([s for spec in tensors.values() for s in spec.shape])
-    shapes = {name: [sizes.size(s) for s in spec.shape] for name, spec in tensors.items()}
-    with sizes.mode:
-        fakes = {
-            name: torch.empty(shapes[name], dtype=spec.dtype, device=spec.device)
-            for name, spec in tensors.items()
-        }
+    fakes = dict(zip(tensors, sizes.inputs(list(tensors.values())), strict=True))
     values = {n: sizes.size(v) if isinstance(v, sympy.Expr) else v for n, v in fixed.items()}
     values.update({name: _sentinel(i, salt) for i, name in enumerate(numbers)})
     recording = record(fn, fakes, values, mode=sizes.mode, decompositions=decompositions, what=what)
@@ -157,6 +152,7 @@ class _Sizes:
         self.mode.cache_enabled = False  # it keys on sizes in full, which costs more than it saves
         self._hints = dict(hints)
         self._taken = 0
+        self._inputs: dict[TensorSpec, list[torch.Tensor]] = {}
         self.names: dict[sympy.Symbol, sympy.Symbol] = {}  # PyTorch's symbol to ours
         self._symbols: dict[sympy.Symbol, sympy.Symbol] = {}  # ours to PyTorch's
 
@@ -169,6 +165,19 @@ class _Sizes:
             return hint
         expr = size.xreplace({s: self._symbol(s) for s in symbols})
         return self._env.create_symintnode(expr, hint=hint)
+
+    def inputs(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
+        """A fake tensor for each input, which later traces get again."""
+        found = []
+        for i, spec in enumerate(specs):
+            known = self._inputs.setdefault(spec, [])
+            place = specs[:i].count(spec)
+            if place == len(known):
+                shape = [self.size(s) for s in spec.shape]
+                with self.mode:
+                    known.append(torch.empty(shape, dtype=spec.dtype, device=spec.device))
+            found.append(known[place])
+        return found
 
     def take_guards(self) -> tuple[sympy.Basic, ...]:
         """The conditions on sizes under which what was recorded since the last time is right."""
@@ -201,6 +210,7 @@ class _Sizes:
 _spare: list[_Sizes] = []  # a trace takes one out while it runs, so threads share none
 
 
+@functools.lru_cache(4096)  # most patterns have the same ones
 def _is_trivial(guard: sympy.Basic) -> bool:
     """Conditions that set sizes of 0 and 1 apart, where the recorded operations are the same.
 

@@ -334,7 +334,11 @@ def test_int8_linear_sees_a_weight_that_changed_in_place() -> None:
     assert torch.equal(after, bias.expand(4, -1))
 
 
-WIDENED = ((1, 1, 1), (1, 300, 37), (13, 513, 129), (25, 64, 160), (64, 257, 32))
+#: (rows, width, columns): up to some rows weights are read as they lie, from there on transposed
+WIDENED = (
+    *((1, 1, 1), (1, 300, 37), (2, 33, 6), (7, 40, 35), (13, 513, 129)),
+    *((25, 64, 160), (64, 257, 32)),
+)
 
 
 @every_dtype

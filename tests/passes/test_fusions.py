@@ -86,12 +86,20 @@ def normed_and_turned_the_other_way(x: Tensor, w: Tensor, c: Tensor, s: Tensor) 
     return turned_the_other_way(rms(x, w), c, s)
 
 
-def int8_product(xq: Tensor, xs: Tensor, wq: Tensor, ws: Tensor) -> Tensor:
+def product_of_rows(xq: Tensor, xs: Tensor, wq: Tensor, ws: Tensor) -> Tensor:
     return (xq.float() @ wq.float().t()) * xs * ws
 
 
-def int8_product_then_clamped(xq: Tensor, xs: Tensor, wq: Tensor, ws: Tensor) -> Tensor:
+def product_of_rows_then_clamped(xq: Tensor, xs: Tensor, wq: Tensor, ws: Tensor) -> Tensor:
     return (xq.float() @ wq.float().t()).clamp(-1e4, 1e4) * xs * ws
+
+
+def widened_weight(x: Tensor, wq: Tensor, ws: Tensor) -> Tensor:
+    return F.linear(x, wq.float()) * ws
+
+
+def widened_weight_then_clamped(x: Tensor, wq: Tensor, ws: Tensor) -> Tensor:
+    return F.linear(x, wq.float()).clamp(-1e4, 1e4) * ws
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,10 @@ def floats(*sizes: int | tuple[int, ...]) -> tuple[Tensor, ...]:
 
 def int8(*shape: int) -> Tensor:
     return torch.randint(-128, 128, shape, dtype=torch.int8)
+
+
+def fp8(*shape: int) -> Tensor:
+    return torch.randn(shape).to(torch.float8_e4m3fn)
 
 
 TABLE = {
@@ -156,10 +168,22 @@ TABLE = {
         floats((2, 3, 5, 16), 16, (5, 16), (5, 16)),
     ),
     "fuse_int8_linear": Fusion(
-        int8_product,
-        int8_product_then_clamped,
+        product_of_rows,
+        product_of_rows_then_clamped,
         "op",
         (int8(4, 16), torch.rand(4, 1), int8(8, 16), torch.rand(8)),
+    ),
+    "fuse_weight_only_linear": Fusion(
+        widened_weight,
+        widened_weight_then_clamped,
+        "op",
+        (*floats((4, 16)), int8(8, 16), torch.rand(8)),
+    ),
+    "fuse_fp8_linear": Fusion(
+        product_of_rows,
+        product_of_rows_then_clamped,
+        "op",
+        (fp8(4, 16), torch.rand(4, 1), fp8(8, 16), torch.rand(8)),
     ),
 }
 

@@ -54,10 +54,18 @@ def hugging_face(family: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return model.eval().requires_grad_(False), (torch.arange(8).reshape(1, 8),)
 
 
+def merged_llama() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    model, args = hugging_face("Llama")
+    cp.merge_linears_(model)
+    return model, args
+
+
 MODELS: dict[str, tuple[Callable[[], Any], bool | None]] = {
     "int8_block": (int8_block, None),
     "int8_block_dynamic": (int8_block, True),
     "hf_llama": (functools.partial(hugging_face, "Llama"), None),
+    "hf_llama_merged": (merged_llama, None),
+    "hf_llama_merged_dynamic": (merged_llama, True),
     "hf_qwen3": (functools.partial(hugging_face, "Qwen3"), None),
 }
 
@@ -201,6 +209,8 @@ def test_zero_changes_is_no_change(cls: type[Pass], model_name: str) -> None:
         ("int8_block", {"fuse_norm_quant": 4, "fuse_act_quant": 2, "fuse_int8_linear": 8}),
         ("int8_block_dynamic", {"fuse_norm_quant": 4, "fuse_act_quant": 2, "fuse_int8_linear": 8}),
         ("hf_llama", {"fuse_add_rms_norm": 2, "fuse_norm_quant": 0}),
+        ("hf_llama_merged", {"merge_linears": 2, "fuse_add_rms_norm": 2, "fuse_rope": 2}),
+        ("hf_llama_merged_dynamic", {"merge_linears": 2, "fuse_rope": 2}),
         ("hf_qwen3", {"fuse_qk_norm_rope": 2, "fuse_add_rms_norm": 2, "fuse_rope": 0}),
     ],
 )

@@ -70,6 +70,16 @@ def joined_in_turn(x: Tensor) -> Tensor:
     return torch.cat((turned, turned.neg()), -1)
 
 
+def out_of_integers(x: Tensor) -> Tensor:
+    turned = x.permute(1, 0)
+    return turned.to(torch.int8).float() @ x + x.to(torch.uint8).t().to(torch.float32).sum()
+
+
+def other_order_second(x: Tensor) -> Tensor:
+    turned = x.transpose(1, 2)
+    return (turned * 2 + turned.contiguous()) - (turned.contiguous() + turned)
+
+
 ROWS, WEIGHT, COLUMN = ("T", "H"), ("H",), ("T", 1)
 CASES: dict[str, tuple[Any, dict[str, tuple[Any, ...]]]] = {
     "broadcast": (broadcast, {"x": ROWS, "weight": WEIGHT, "column": COLUMN}),
@@ -82,6 +92,8 @@ CASES: dict[str, tuple[Any, dict[str, tuple[Any, ...]]]] = {
     "head table": (head_table, {"x": ("B", "S", "N", "H"), "table": ("B", "S", "H")}),
     "reduced": (reduced, {"x": ("S", "N", "H")}),
     "joined in turn": (joined_in_turn, {"x": ("B", "S", "N", "H")}),
+    "out of integers": (out_of_integers, {"x": ("H", "H")}),
+    "other order second": (other_order_second, {"x": ("S", "N", "H")}),
     "integers": (counted, {"x": ROWS}),
     "norm": (lambda x, weight: native.rms_norm(x, weight, 1e-5), {"x": ROWS, "weight": WEIGHT}),
     "gate": (native.gelu_and_mul, {"x": ("T", "2*H")}),

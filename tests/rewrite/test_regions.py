@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from compilepass.rewrite import Rule
+from compilepass.rewrite import Input, Rule
 from compilepass.rewrite.region import Region
 
 from .near_misses import RMS_NORM, rms_norm
@@ -148,3 +148,40 @@ def test_a_long_chain_does_not_meet_the_limit_of_recursion(kind: str) -> None:
     )
     applied = made.apply(rule, node)
     assert (applied.result.count, applied.near) == (1, None)
+
+
+def dequantised_linear(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return (x @ w.float().t()) * s
+
+
+DEQUANTISED_LINEAR = Rule(
+    dequantised_linear,
+    lambda x, w, s: torch.nn.functional.linear(x, w * s.unsqueeze(-1)),
+    {"x": ("T", "K"), "w": Input(("N", "K"), torch.int8), "s": ("N",)},
+)
+
+
+def test_a_weight_that_others_transpose_too_is_no_obstacle() -> None:
+    def twice(x: Tensor, w: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        columns = w.float().t()
+        return (x @ columns) * s, torch.sin(x) @ columns
+
+    args = torch.randn(4, 8), torch.ones(3, 8, dtype=torch.int8), torch.rand(3)
+    applied = apply(twice, args, DEQUANTISED_LINEAR)
+    assert applied.result.count == 1
+    torch.testing.assert_close(applied.output, twice(*args))
+
+
+def test_a_rule_of_quantised_operands_is_not_traced_where_there_are_none() -> None:
+    def untraceable(w: Tensor, s: Tensor) -> Tensor:
+        raise AssertionError("traced")
+
+    inputs = {"w": Input(("N", "K"), torch.int8), "s": Input(("N", 1), torch.float32)}
+    rule = Rule(untraceable, untraceable, inputs)
+
+    def model(w: Tensor, s: Tensor) -> Tensor:
+        return w * s
+
+    assert apply(model, (torch.randn(4, 8), torch.randn(4, 1)), rule).result.error is None
+    q = torch.ones(4, 8, dtype=torch.int8)
+    assert "traced" in str(apply(model, (q, torch.randn(4, 1)), rule).result.error)

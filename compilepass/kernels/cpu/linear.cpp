@@ -140,7 +140,8 @@ Tensor weight_only_int8_linear(
       });
       values = copy.get();
     }
-    multiply_widened<Int8Weight>(WidenedLinear<T>{
+    using Factors = std::conditional_t<std::is_same_v<T, BFloat16>, InPairs, Singly>;
+    multiply_widened<Int8Weight, Factors>(WidenedLinear<T>{
         values, nullptr, 0, data<uint8_t>(weights.w), data<float>(weights.scales), weights.bias(),
         mutable_data<T>(out), rows, width, weights.columns});
   });
@@ -168,7 +169,7 @@ Tensor fp8_linear(
   });
   with_storage(out_dtype, [&](auto storage) {
     using T = decltype(storage);
-    multiply_widened<Fp8Weight>(WidenedLinear<T>{
+    multiply_widened<Fp8Weight, InPairs>(WidenedLinear<T>{
         values.get(), data<float>(xscales), xscale.numel() == 1 ? 0 : 1, data<uint8_t>(weights.w),
         data<float>(weights.scales), weights.bias(), mutable_data<T>(out), rows, width,
         weights.columns});
