@@ -28,10 +28,15 @@ from . import inductor, torch_compat
 from .config import CompilationConfig, CompilationMode, config_is_default, get_config, use_config
 from .depyf_dump import watching
 from .errors import ConfigError, ExpectationError, did_you_mean
+from .kernels import find
+from .kernels.listing import listed
+from .kernels.preference import preferring
+from .kernels.registry import steer
 from .ops import check_policy_names, unmatched_overrides
 from .passmanager import Instrument, PassContext, PassManager, Plan, build_plan, known_passes
 from .passmanager.dump import Dump
-from .reporting import GraphRecord, OpRecord, Report, note, notes
+from .platforms import current_platform
+from .reporting import GraphRecord, Note, OpRecord, Report, note, notes
 from .reporting.store import Identity, load_graphs, save_graphs
 
 __all__ = [
@@ -140,6 +145,7 @@ class Backend:
             )
         inductor.specialize_floats(gm)
         check_policy_names(self.config)
+        providers = steer(self.config.kernel_providers)
         _report_unmatched_overrides()
         device = next((i.device.type for i in inputs if isinstance(i, torch.Tensor)), "cpu")
         plan_identity = self._identity(device)
@@ -157,7 +163,7 @@ class Backend:
             compiled = self._compile(gm, inputs, run, uuid, caches=False)
         self.finish_dump()
         self._check_not_too_many()
-        return compiled
+        return preferring(compiled, providers) if providers else compiled
 
     def reset(self) -> None:
         """Dynamo calls this when it is reset: what is compiled again replaces its old record."""
@@ -235,7 +241,7 @@ class Backend:
         return Report(
             graphs=tuple(record for slot in slots for record in slot.records.values()),
             ops=tuple(_ops(self.config, self._model() if self._model else None)),
-            notes=notes(),
+            notes=(*notes(), *_preferences(self.config)),
             config=_config_text(self.config),
             from_cache=bool(slots) and all(s.from_cache for s in slots),
             default_config=self._default,
@@ -502,6 +508,19 @@ def _device_type(graph: Graph) -> str:
         if isinstance(val, torch.Tensor):
             return val.device.type
     return "cpu"
+
+
+def _preferences(config: CompilationConfig) -> Iterator[Note]:
+    """Which provider runs each kernel that the config prefers one for."""
+    device = current_platform().device_type
+    with use_config(config):
+        for name, wanted in steer(config.kernel_providers).items():
+            op = find(name)
+            assert op is not None
+            runs = next(row for row in listed(op) if (row.device, row.state) == (device, "runs"))
+            met = runs.provider == wanted
+            text = f"{name} runs {runs.provider}" + ("" if met else f", since {wanted} cannot run")
+            yield Note("kernel_providers", f"{text} on {device}")
 
 
 def _ops(config: CompilationConfig, model: nn.Module | None) -> Iterator[OpRecord]:

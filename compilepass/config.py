@@ -98,6 +98,8 @@ class CompilationConfig(BaseModel):
         float64; a site that is worse is restored and its pass counts as failed.
     debug_dump_path: directory for graphs, patterns and reports.
     inductor_options: as ``torch.compile(options=…)``.
+    kernel_providers: kernel to the provider that runs it where it can, whatever the priorities:
+        ``{"rms_norm": "liger"}``; ``native`` is one of each kernel.
     use_inductor_graph_partition: let Inductor split at code generation, so passes see whole graphs.
 
     Lists and strings with commas are both accepted for the two policies. A copy has lists and
@@ -118,6 +120,7 @@ class CompilationConfig(BaseModel):
     verify: bool = False
     debug_dump_path: Path | None = None
     inductor_options: dict[str, Any] = Field(default_factory=dict)
+    kernel_providers: dict[str, str] = Field(default_factory=dict)
     use_inductor_graph_partition: bool = False
 
     _extra_passes: tuple[RegisteredPass, ...] = PrivateAttr(default=())
@@ -340,6 +343,7 @@ class CompilationConfig(BaseModel):
             "passes": self.pass_policy().key(),
             "use_inductor_graph_partition": self.use_inductor_graph_partition,
             **{f"inductor_options.{k}": v for k, v in self.inductor_options.items()},
+            **{f"kernel_providers.{k}": v for k, v in self.kernel_providers.items()},
         }
         for i, entry in enumerate(self.extra_passes):
             order = sorted(entry.before), sorted(entry.after)

@@ -15,6 +15,7 @@ from .fusion.linear import FuseLinear
 from .fusion.merge_linears import MergeLinears
 from .fusion.norm_quant import FuseNormQuant
 from .fusion.qk_norm_rope import FuseQKNormRope
+from .fusion.qk_rope import FuseQKRope
 from .fusion.rms_norm import FuseRMSNorm
 from .fusion.rope import FuseRope
 from .fusion.weight_only_linear import FuseWeightOnlyLinear
@@ -44,6 +45,7 @@ def shipped_passes() -> list[type[Pass]]:
         FuseLinear,
         FuseNormQuant,
         FuseQKNormRope,
+        FuseQKRope,
         FuseRMSNorm,
         FuseRope,
         FuseWeightOnlyLinear,

@@ -310,6 +310,7 @@ def test_the_fingerprint_covers_behaviour_only() -> None:
         {"mode": 1},
         {"fullgraph": True},
         {"inductor_options": {"a": 1}},
+        {"kernel_providers": {"rms_norm": "native"}},
         {"use_inductor_graph_partition": True},
     ]
     assert len({fingerprint(**fields) for fields in different} | {base}) == len(different) + 1

@@ -32,9 +32,10 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("compile", "merge"),
     ("__init__",),
     ("timing", "models", "oracle", "sites"),
-    ("comparison", "coverage"),
-    ("testing", "trial", "kernels_command", "coverage_command"),
-    ("pytest_plugin", "cli"),
+    ("comparison",),
+    ("cache_command", "coverage", "kernels_command", "testing", "trial"),
+    ("coverage_command", "pytest_plugin"),
+    ("cli",),
     ("__main__",),
 )
 

@@ -11,6 +11,7 @@ from .registry import (
     find,
     kernel_ops,
     needs_grad,
+    prefer,
     provider,
 )
 from .shipped import SHIPPED
@@ -31,6 +32,7 @@ __all__ = [
     "kernel_ops",
     "native",
     "needs_grad",
+    "prefer",
     "provider",
     "register_examples",
 ]

@@ -142,13 +142,19 @@ def _group(width: int) -> int:
     return widest if widest > 1 else width
 
 
-def _quantised(example: Example, tensors: int, setting: str) -> Example:
+def _quantised(example: Example, tensors: int, settings: tuple[str, ...]) -> Example:
     """With what a quantisation is told, after the tensors that it gets its rows from."""
 
     def extended(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...] | None:
         args = example(rows, width, dtype)
-        told = {"": (), "Tensor scale": (torch.full((1,), 0.04),), "int group": (_group(width),)}
-        return None if args is None else (*args[:tensors], *told[setting], *args[tensors:])
+        told = {
+            "Tensor scale": torch.full((1,), 0.04),
+            "Tensor zero_point": torch.full((1,), 17, dtype=torch.int32),
+            "int group": _group(width),
+        }
+        return (
+            None if args is None else (*args[:tensors], *map(told.get, settings), *args[tensors:])
+        )
 
     return extended
 
@@ -169,6 +175,28 @@ def _rotation(per_pair: bool) -> Example:
     def example(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...]:
         cos, sin = _x(2, rows, width if per_pair else 2 * width, dtype=dtype)
         return _x(2, 3, rows, 2 * width + 3, dtype=dtype), cos, sin
+
+    return example
+
+
+def _qk_rotation(per_pair: bool) -> Example:
+    def example(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...] | None:
+        rotation = _rotation(per_pair)(rows, width, dtype)
+        if rotation is None:
+            return None
+        q, cos, sin = rotation
+        return q, _x(2, 1, rows, q.shape[-1], dtype=dtype), cos, sin
+
+    return example
+
+
+def _qk_norm_rotation(per_pair: bool) -> Example:
+    def example(rows: int, width: int, dtype: torch.dtype) -> tuple[Any, ...] | None:
+        rotation = _qk_rotation(per_pair)(rows, width, dtype)
+        if rotation is None:
+            return None
+        q, k, cos, sin = rotation
+        return q, k, *_x(2, q.shape[-1], dtype=dtype), cos, sin, EPS
 
     return example
 
@@ -195,16 +223,11 @@ def _register_shipped() -> None:
     _shipped("silu_mul", _two)
     for op in ("silu_and_mul", "mul_and_silu"):
         _shipped(op, _halves)
-    for source, made in SOURCES.items():
-        for label, example in examples_of(f"compilepass::{source}").items():
-            for name, quantisation in QUANTISATIONS.items():
-                quantised = _quantised(example, len(made.tensors), quantisation.setting)
-                _shipped(f"{source}_{name}_quant", quantised, label)
     scale, zero_point = torch.full((1,), 0.04), torch.full((1,), 17, dtype=torch.int32)
     _shipped("static_quant_int8", _with(_one, scale), "symmetric")
     _shipped("static_quant_int8", _with(_one, scale, zero_point), "zero point")
     _shipped("static_quant_fp8", _with(_one, scale))
-    _shipped("group_quant_fp8", _quantised(_one, 1, "int group"))
+    _shipped("group_quant_fp8", _quantised(_one, 1, ("int group",)))
     for op in ("quant_fp8", "asymmetric_quant_int8"):
         _shipped(op, _one)
     _shipped("fatrelu_and_mul", _with(_halves, 0.25))
@@ -217,6 +240,11 @@ def _register_shipped() -> None:
     _shipped("fused_add_layer_norm", _add_layer_norm)
     _shipped("linear", _few_rows, "no bias")
     _shipped("linear", _few_rows_and_bias, "bias")
+    for source, made in SOURCES.items():
+        for label, example in examples_of(f"compilepass::{source}").items():
+            for name, quantisation in QUANTISATIONS.items():
+                quantised = _quantised(example, len(made.tensors), quantisation.settings)
+                _shipped(f"{source}_{name}_quant", quantised, label)
     _shipped("int8_linear", _linear)
     _shipped("int8_dynamic_linear", _weights, "no residual")
     _shipped("int8_dynamic_linear", _weights_and_residual, "residual")
@@ -232,10 +260,14 @@ def _register_shipped() -> None:
                 example = _with(_norm_rotation(per_pair), variant, interleaved, per_pair)
                 flags = [label, *["per pair"] * per_pair, variant]
                 _shipped("rms_norm_rotate", example, ", ".join(flags))
+                example = _with(_qk_norm_rotation(per_pair), variant, interleaved, per_pair)
+                _shipped("rms_norm_rotate_qk", example, ", ".join(flags))
         for per_pair, wide in product((False, True), repeat=2):
             flags = [label, *["per pair"] * per_pair, *["wide"] * wide]
             example = _with(_rotation(per_pair), interleaved, per_pair, wide)
             _shipped("rotate", example, ", ".join(flags))
+            example = _with(_qk_rotation(per_pair), interleaved, per_pair, wide)
+            _shipped("rotate_qk", example, ", ".join(flags))
 
 
 def _shipped(op: str, example: Example, label: str = "") -> None:

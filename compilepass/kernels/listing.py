@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
-from .registry import KernelOp, Provider, load_plugins, refusals
+from ..config import get_config
+from .preference import NATIVE
+from .registry import KernelOp, Provider, load_plugins, named_provider, refusals, steer
 
-__all__ = ["Listed", "State", "listed"]
+__all__ = ["Listed", "State", "listed", "preference_of"]
+
+PREFERRED = "preferred by the configuration"
 
 State = Literal["runs", "next", "idle", "absent"]
 
@@ -41,7 +45,34 @@ def listed(op: KernelOp) -> Iterator[Listed]:
         yield from _on(op, device)
 
 
+def preference_of(op: KernelOp, device: str) -> str | None:
+    """The provider that the active configuration prefers for ``op``, where it can run there."""
+    name = steer(get_config().kernel_providers).get(op.name)
+    if name is None or name == NATIVE:
+        return name
+    candidate = named_provider(op, device, name)
+    return None if candidate is None or _absence(candidate) is not None else name
+
+
 def _on(op: KernelOp, device: str) -> Iterator[Listed]:
+    wanted = preference_of(op, device)
+    if wanted == NATIVE and _is_here(device):
+        yield Listed(op.name, device, NATIVE, None, "runs", PREFERRED)
+    rows = list(_by_priority(op, device))
+    for row in sorted(rows, key=lambda row: row.provider != wanted):
+        if wanted is None or row.state == "absent":
+            yield row
+        elif row.provider == wanted:
+            yield replace(row, state="runs", reason=PREFERRED)
+        elif wanted == NATIVE:
+            yield replace(row, state="idle", reason="native is preferred")
+        elif row.state == "runs":
+            yield replace(row, state="next", reason=f"for what {wanted} declines")
+        else:
+            yield row
+
+
+def _by_priority(op: KernelOp, device: str) -> Iterator[Listed]:
     runs = op.available(device).provider
     refused = refusals(op, device)
     takers: list[str] = []
@@ -63,7 +94,7 @@ def _on(op: KernelOp, device: str) -> Iterator[Listed]:
             takers.append(candidate.name)
             settled = settled or not candidate.may_decline
         yield Listed(op.name, device, candidate.name, candidate.priority, state, reason)
-    if runs is None and _is_here(device):
+    if runs is None and _is_here(device) and preference_of(op, device) != NATIVE:
         yield Listed(op.name, device, "native", None, "runs", "there is no kernel")
 
 

@@ -10,6 +10,7 @@ runs on every device. A :class:`Provider` implements one op on one device type, 
   Python function is registered for it. Where a provider may decline a call (``supports``), a
   chooser is registered, that asks them by priority and ends with native.
 * Without a usable provider the first kernel stays, and runs native.
+* An op that a configuration names a provider for asks with each call which one is preferred.
 
 Outputs are always contiguous. An op that needs gradients runs native, in eager and in compiled
 code, so its gradients are native's.
@@ -23,6 +24,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -30,8 +32,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import CompilePassError, KernelError, RegistrationError, did_you_mean
+from ..errors import (
+    CompilePassError,
+    ConfigError,
+    KernelError,
+    RegistrationError,
+    did_you_mean,
+)
 from ..reporting import note
+from .preference import NATIVE, preferred, while_preferring
 
 __all__ = [
     "Availability",
@@ -43,10 +52,13 @@ __all__ = [
     "kernel_ops",
     "load",
     "load_plugins",
+    "named_provider",
     "needs_grad",
+    "prefer",
     "provider",
     "refusals",
     "run_only",
+    "steer",
 ]
 
 PLUGIN_GROUP = "compilepass.kernels"
@@ -154,6 +166,7 @@ _providers: list[Provider] = []
 _loaded: dict[Provider, Function] = {}
 _bindings: dict[tuple[str, str], _Binding] = {}
 _plugins_loaded = False
+_steered: set[str] = set()  # ops whose calls ask for a preferred provider
 
 
 def define(
@@ -272,13 +285,64 @@ def refusals(op: KernelOp, device_type: str) -> Mapping[str, str]:
     return _bind(op.name, device_type).refused
 
 
+def steer(providers: Mapping[str, str]) -> Mapping[str, str]:
+    """Have these ops (``rms_norm`` or ``my_package::mine``) ask for the provider that is preferred.
+
+    Returns ``providers`` by the qualified names of their ops. From here on, each call of these ops
+    passes through Python; nothing is preferred yet.
+
+    Raises:
+        ConfigError: there is no such op, or no provider of that name for it.
+    """
+    load_plugins()
+    qualified = {}
+    for short, name in providers.items():
+        full = short if "::" in short else f"compilepass::{short}"
+        op = find(full)
+        if op is None:
+            known = [n.removeprefix("compilepass::") for n in kernel_ops()]
+            raise ConfigError(
+                f"kernel_providers names {short!r}, which is not a kernel.",
+                hint=did_you_mean(short, known),
+            )
+        names = {NATIVE, *(p.name for p in op.providers)}
+        if name not in names:
+            raise ConfigError(
+                f"kernel_providers wants {name!r} for {short}, which has no such provider.",
+                hint=did_you_mean(name, names),
+            )
+        qualified[full] = name
+    with _lock:
+        for full in qualified.keys() - _steered:
+            _steered.add(full)
+            for bound, device_type in list(_bindings):
+                if bound == full:
+                    del _bindings[bound, device_type]
+                    _bind(bound, device_type)
+    return qualified
+
+
+def prefer(providers: Mapping[str, str]) -> AbstractContextManager[None]:
+    """Prefer a provider of each of these ops, or ``native``, in this scope of one thread.
+
+    The others run what it declines, and everything where it is absent. Raises as :func:`steer`.
+    """
+    return while_preferring(steer(providers))
+
+
+def named_provider(op: KernelOp, device_type: str, name: str) -> Provider | None:
+    """The provider of that name on the device, whether it can run here or not."""
+    found = (p for p in op.providers if (p.device_type, p.name) == (device_type, name))
+    return next(found, None)
+
+
 def run_only(candidate: Provider) -> None:
     """Let calls of the op on the provider's device run this provider, else native; for checks."""
     with _lock:
         op, kernel = _by_name(candidate.op), load(candidate)
         _bindings[candidate.op, candidate.device_type] = _Binding((candidate,), {})
         key = torch._C._dispatch_key_for_device(candidate.device_type)
-        _install(op, [(candidate, kernel)], key)
+        _install(op, [(candidate, kernel)], key, candidate.device_type)
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:
@@ -361,7 +425,7 @@ def _load(op: KernelOp, device_type: str) -> _Binding:
         elif not candidate.may_decline:
             break
     if chain:
-        _install(op, chain, key)
+        _install(op, chain, key, device_type)
     return _Binding(tuple(candidate for candidate, _ in chain), refused)
 
 
@@ -390,13 +454,17 @@ def _on_its_device(function: Function, device_type: str) -> Function:
     return run
 
 
-def _install(op: KernelOp, chain: list[tuple[Provider, Function]], key: str) -> None:
+def _install(
+    op: KernelOp, chain: list[tuple[Provider, Function]], key: str, device_type: str
+) -> None:
     """Make the chain what a call on the device runs."""
     first, kernel = chain[0]
     if first.may_decline:
         kernel = _chooser(op, chain)
-    elif isinstance(kernel, _Registered):
+    elif isinstance(kernel, _Registered) and op.name not in _steered:
         return
+    if op.name in _steered:
+        kernel = _steered_kernel(op, device_type, kernel)
     kernel = _without_gradients(op, kernel)
     namespace, _, short = op.name.partition("::")
     with warnings.catch_warnings():  # the kernel that is overridden is one of the chain
@@ -448,6 +516,40 @@ def _chooser(op: KernelOp, chain: list[tuple[Provider, Function]]) -> Function:
         return _ops[op.name].run_native(*args, **kwargs)
 
     return choose
+
+
+def _steered_kernel(op: KernelOp, device_type: str, usual: Function) -> Function:
+    """A kernel that gives a call to the provider that is preferred for it, if that takes it."""
+    kernels: dict[str, tuple[Predicate | None, Function] | None] = {}
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        name = preferred(op.name)
+        if name is None:
+            return usual(*args, **kwargs)
+        if name == NATIVE:
+            return op.run_native(*args, **kwargs)
+        if name not in kernels:
+            kernels[name] = _preferred_kernel(op, device_type, name)
+        chosen = kernels[name]
+        if chosen is None or (chosen[0] is not None and chosen[0](*args, **kwargs) is not None):
+            return usual(*args, **kwargs)
+        return chosen[1](*args, **kwargs)
+
+    return run
+
+
+def _preferred_kernel(
+    op: KernelOp, device_type: str, name: str
+) -> tuple[Predicate | None, Function] | None:
+    """The kernel of that provider and what it declines; ``None`` where it is absent."""
+    candidate = named_provider(op, device_type, name)
+    try:
+        if candidate is None or (candidate.available and candidate.available()):
+            return None
+        return candidate.supports if candidate.may_decline else None, load(candidate)
+    except Exception as error:
+        note(f"kernels.{device_type}", f"{name} kernels cannot be used: {error}")
+        return None
 
 
 def load_plugins() -> None:

@@ -138,6 +138,7 @@ class DispatchedOp(Replaceable):
             device_type=None,
             method="forward_native",
             compile_backend=None,
+            providers=(),
         )
         self._bind()
 
@@ -147,6 +148,11 @@ class DispatchedOp(Replaceable):
         method: Callable[..., Any] = getattr(self, decision.method)
         if decision.compile_backend is not None:
             method = compile_native(method, decision.compile_backend, self.dynamic_arg_dims)
+        if decision.providers:
+            from ..kernels.preference import preferring
+            from ..kernels.registry import steer
+
+            method = preferring(method, steer(dict(decision.providers)))
         if decision.device_type is not None and _has_other_devices(decision.device_type):
             method = self._checking_device(method, decision.device_type)
         self.__dict__["forward"] = method
@@ -208,6 +214,7 @@ def decide(
         device_type=platform.device_type if cls._device_bound and not native else None,
         method=method,
         compile_backend=native_backend(compile_native) if native else None,
+        providers=() if native else tuple(sorted(get_config().kernel_providers.items())),
     )
 
 

@@ -25,6 +25,7 @@ class Decision:
     platform, device_type: where it was taken; ``device_type`` is ``None`` if any device will do.
     method: the forward that runs, after aliases are followed.
     compile_backend: the Dynamo backend that compiles the native forward on its own, or ``None``.
+    providers: the kernels for which a provider is preferred, each with that, as the config had it.
     """
 
     name: str
@@ -35,12 +36,14 @@ class Decision:
     device_type: str | None
     method: str
     compile_backend: str | None
+    providers: tuple[tuple[str, str], ...] = ()
 
     @property
     def implementation(self) -> str:
         """The code that runs, for people."""
         compiled = f", compiled with {self.compile_backend!r}" if self.compile_backend else ""
-        return f"{self.op_class}.{self.method}{compiled}"
+        preferred = "".join(f", preferring {name} for {op}" for op, name in self.providers)
+        return f"{self.op_class}.{self.method}{compiled}{preferred}"
 
 
 def judge(cls: type[Replaceable], *, enforce: bool = False) -> tuple[bool, str]:

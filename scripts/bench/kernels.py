@@ -1,9 +1,10 @@
 """Times each fused kernel against its native reference, eager and compiled by Inductor.
 
-The three, and a copy of as many bytes, are interleaved and the minimum is kept, so that a noisy
-machine disturbs all alike.
+These, the kernel as a compiled graph calls it, and a copy of as many bytes, are interleaved, and
+the minimum is kept, so that a noisy machine disturbs all alike.
 Run ``python scripts/bench/kernels.py --json out.json``; ``--quick`` for a first look; on a GPU with
-``--device cuda``.
+``--device cuda``. Where the whole takes too long at once, give a few ``--op`` at a time, and then
+``--sum out/*.json`` for what they come to.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import torch
@@ -40,9 +42,15 @@ class Measurement:
     threads: int
     megabytes: float
     kernel: float
+    graph: float
     compiled: float
     eager: float
     copy: float
+
+    @property
+    def speedup(self) -> float:
+        """Over Inductor; one row as a compiled graph calls it, since Inductor's is such a graph."""
+        return self.compiled / (self.graph if self.rows == 1 else self.kernel)
 
     @property
     def bandwidth(self) -> float:
@@ -91,15 +99,31 @@ def arguments(op: str, rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
         "fp8_linear": (*native.quant_fp8(x), wq.to(native.FP8), per_channel, None, dtype),
         "rotary_embedding": (q, q[:, :8], *half, False),
         "rotate": (heads, *tables),
+        "rotate_qk": (heads, heads[:, :8], *tables),
         "qk_norm_rope": (q, q[:, :8], weight[:HEAD], weight[HEAD : 2 * HEAD], *half, EPS, False),
+        "rms_norm_rotate_qk": (heads, heads[:, :8], *weight[: 2 * HEAD].view(2, -1), *tables, EPS),
         "rms_norm_rotate": (heads, weight[:HEAD], *tables, EPS),
+    }
+    told = {
+        "Tensor scale": scale,
+        "Tensor zero_point": torch.full((1,), 17, dtype=torch.int32),
+        "int group": HEAD,
     }
     for source, made in SOURCES.items():
         for name, quantisation in QUANTISATIONS.items():
             args, count = known[source], len(made.tensors)
-            setting = {"Tensor scale": (scale,), "int group": (HEAD,), "": ()}[quantisation.setting]
-            known[f"{source}_{name}_quant"] = (*args[:count], *setting, *args[count:])
+            settings = tuple(told[setting] for setting in quantisation.settings)
+            known[f"{source}_{name}_quant"] = (*args[:count], *settings, *args[count:])
     return known[op]
+
+
+def calling(overload: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of its own for each op, that Dynamo can trace."""
+
+    def call(*args: Any) -> Any:
+        return overload(*args)
+
+    return call
 
 
 def keep_memory() -> None:
@@ -163,14 +187,16 @@ def measure(
         name, provider = op.name.partition("::")[2], op.available(device).provider
         if provider is None or (only and name not in only):
             continue
+        torch._dynamo.reset()  # or the calls of all ops would be variants of one function
         compiled = torch.compile(op.native, dynamic=True)
+        graph = torch.compile(calling(op.overload), dynamic=True)
         for dtype in (torch.bfloat16, torch.float32):
             for count in threads:
                 torch.set_num_threads(count)
                 for n in rows:
                     args = arguments(name, n, dtype)
                     size = bytes_of(args, op.overload(*args))
-                    functions = [op.overload, compiled, op.native, copy_of(size)]
+                    functions = [op.overload, graph, compiled, op.native, copy_of(size)]
                     times = best(functions, args, seconds, device)
                     short = str(dtype).removeprefix("torch.")
                     found = (name, provider, short, n, count, size / 1e6)
@@ -180,16 +206,33 @@ def measure(
 
 def table(results: list[Measurement]) -> Table:
     shown = Table(title=f"µs a call (H={HIDDEN}, I={INTERMEDIATE}); ratios are over the kernel")
-    headings = ("op", "provider", "dtype", "threads", "rows", "kernel", "Inductor", "eager")
-    for heading in (*headings, "copy", "vs Inductor", "vs eager", "GB/s"):
-        left = heading in ("op", "provider", "dtype")
-        shown.add_column(heading, justify="left" if left else "right")
+    headings = ("op", "dtype", "threads", "rows", "kernel", "in graph", "Inductor", "eager", "copy")
+    for heading in (*headings, "vs Inductor", "vs eager", "GB/s", "of copy"):
+        shown.add_column(heading, justify="left" if heading in ("op", "dtype") else "right")
     for m in results:
-        times = (f"{t:.1f}" for t in (m.kernel, m.compiled, m.eager, m.copy))
-        ratios = (f"{t / m.kernel:.2f}" for t in (m.compiled, m.eager))
-        what = (m.op, m.provider, m.dtype, str(m.threads), str(m.rows))
-        shown.add_row(*what, *times, *ratios, f"{m.bandwidth:.1f}")
+        times = (f"{t:.1f}" for t in (m.kernel, m.graph, m.compiled, m.eager, m.copy))
+        ratios = (f"{m.speedup:.2f}", f"{m.eager / m.kernel:.2f}")
+        what = (m.op, m.dtype, str(m.threads), str(m.rows))
+        shown.add_row(*what, *times, *ratios, f"{m.bandwidth:.1f}", f"{m.copy / m.kernel:.0%}")
     return shown
+
+
+def summary(results: list[Measurement]) -> str:
+    """What all of it comes to, and what is slower than Inductor's own."""
+    lines = [f"geometric mean over Inductor: {geometric_mean([m.speedup for m in results]):.2f}"]
+    lines += [
+        f"slower than Inductor: {m.op}, {m.dtype}, {m.rows} rows, {m.threads} threads: "
+        f"{m.speedup:.2f}"
+        for m in results
+        if m.speedup < 1
+    ]
+    return "\n".join(lines)
+
+
+def show(results: list[Measurement]) -> None:
+    console = Console(width=150)
+    console.print(table(results))
+    console.print(summary(results))
 
 
 def main() -> None:
@@ -199,13 +242,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="256 rows and 1 thread only")
     parser.add_argument("--seconds", type=float, default=0.5, help="time for one line")
     parser.add_argument("--op", action="append", default=[], help="this op; may be given again")
+    parser.add_argument("--sum", type=Path, nargs="+", help="only read what --json has written")
     options = parser.parse_args()
+    if options.sum:
+        read = [m for path in options.sum for m in json.loads(path.read_text())]
+        show([Measurement(**m) for m in read])
+        return
     gpu = options.device == "cuda"
     if gpu and not torch.cuda.is_available():
         parser.error("torch finds no CUDA or ROCm device")
     torch.set_default_device(options.device)
     keep_memory()
-    rows = [1, 32, 256, *([4096] if gpu else [])]
+    rows = [1, 32, 256, 4096 if gpu else 2048]
     with torch.inference_mode():
         results = measure(
             options.device,
@@ -214,7 +262,7 @@ def main() -> None:
             options.seconds,
             options.op,
         )
-    Console(width=140).print(table(results))
+    show(results)
     if options.json:
         options.json.write_text(json.dumps([asdict(m) for m in results], indent=1) + "\n")
 

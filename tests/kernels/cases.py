@@ -104,6 +104,15 @@ def _norm_rotate_inputs(
     return x, _x(x.shape[-1:], dtype), cos, sin, EPS
 
 
+def _two_heads(args: tuple[Any, ...], own: int) -> tuple[Any, ...]:
+    """Arguments with a second one of each of the first ``own``, in which there are fewer heads."""
+    q, *rest = args
+    fewer = (*q.shape[:-3], 2, *q.shape[-2:]) if q.dim() > 2 else q.shape
+    k = _x(fewer, q.dtype)
+    weights = [t for w in rest[: own - 1] for t in (w, _x(w.shape, w.dtype))]
+    return q, k, *weights, *rest[own - 1 :]
+
+
 def _qk_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     q, k, cos, sin, interleaved = _rotary_inputs(shape, dtype)
     weights = _x(q.shape[-1:], dtype), _x(k.shape[-1:], dtype)
@@ -259,9 +268,10 @@ def _int8(args: tuple[Any, ...], out: tuple[Tensor, ...]) -> Numbers:
 
 
 def _asymmetric_int8(args: tuple[Any, ...], out: tuple[Tensor, ...]) -> Numbers:
-    q, scale, zero_point = out
+    q, scale, zero_point, *rest = out
     # where the zero point is rounded, the end of a range moves by half a step
-    return Numbers((q.double() - zero_point) * scale.double(), 1.01 * scale.double())
+    values = (q.double() - zero_point) * scale.double()
+    return Numbers(values, 1.01 * scale.double(), tuple(rest))
 
 
 def _fp8(args: tuple[Any, ...], out: tuple[Tensor, ...]) -> Numbers:
@@ -284,7 +294,8 @@ def _known_scale(at: int, name: str) -> Callable[..., Numbers]:
         scale = args[at].double()
         if name == "static_fp8":
             return _near_fp8(q, scale, tuple(rest))
-        return Numbers(q.double() * scale, 0.51 * scale, tuple(rest))
+        shift = args[at + 1].double() if name == "static_asymmetric_int8" else 0
+        return Numbers((q.double() - shift) * scale, 0.51 * scale, tuple(rest))
 
     return numbers
 
@@ -297,22 +308,34 @@ def _cut_off(exact: Tensor, scale: Tensor, name: str) -> Tensor:
 def _fused(source: str, name: str) -> Case:
     """A source's case with the quantisation of its first result; a known scale cuts some off."""
     base, tensors = CASES[source], len(SOURCES[source].tensors)
-    both = tensors + bool(QUANTISATIONS[name].setting)
+    both = tensors + len(QUANTISATIONS[name].settings)
 
     def inputs(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
         args = base.inputs(shape, dtype)
-        scale = torch.full((1,), 0.04 if name == "static_int8" else 0.01)
-        settings = {"group_fp8": (math.gcd(shape[-1], 128),)}
-        static = (scale,) if name.startswith("static") else ()
-        return (*args[:tensors], *settings.get(name, static), *args[tensors:])
+        settings = {
+            "static_int8": (torch.full((1,), 0.04),),
+            "static_asymmetric_int8": (
+                torch.full((1,), 0.04),
+                torch.full((1,), 17, dtype=torch.int32),
+            ),
+            "static_fp8": (torch.full((1,), 0.01),),
+            "group_fp8": (math.gcd(shape[-1], 128),),
+        }
+        return (*args[:tensors], *settings.get(name, ()), *args[tensors:])
 
     def oracle(*args: Any) -> tuple[Tensor, ...]:
         exact, *rest = base.oracle(*args[:tensors], *args[both:])
-        if name.startswith("static"):
+        if name == "static_asymmetric_int8":
+            scale, shift = args[tensors:both]
+            exact = _cut_off(exact + shift * scale, scale, "static_int8") - shift * scale
+        elif name.startswith("static"):
             exact = _cut_off(exact, args[tensors], name)
         return exact, *rest
 
-    return Case(inputs, oracle, _known_scale(tensors, name) if name.startswith("static") else _fp8)
+    if name.startswith("static"):
+        return Case(inputs, oracle, _known_scale(tensors, name))
+    numbers = {"dynamic_int8": _int8, "asymmetric_int8": _asymmetric_int8}
+    return Case(inputs, oracle, numbers.get(name, _fp8))
 
 
 def _dynamic_linear(
@@ -432,7 +455,7 @@ CASES |= {
     f"{source}_{name}_quant": _fused(source, name)
     for source in SOURCES
     for name in QUANTISATIONS
-    if name != "dynamic_int8"
+    if f"{source}_{name}_quant" not in CASES
 }
 CASES |= {
     "rms_norm_rotate"
@@ -445,6 +468,29 @@ CASES |= {
         _norm_rotate,
     )
     for flags in ((True, False), (False, True), (True, True))
+}
+# the same of queries and keys at once
+CASES |= {
+    "rotate_qk" + label: Case(
+        lambda shape, dtype, flags=flags: _two_heads(_rotate_inputs(shape, dtype, *flags), 1),
+        lambda q, k, *args: (*_rotate(q, *args), *_rotate(k, *args)),
+    )
+    for label, flags in {
+        "": (False, False, False),
+        "/wide": (False, False, True),
+        "/interleaved/per_pair": (True, True, False),
+    }.items()
+}
+CASES |= {
+    "rms_norm_rotate_qk" + label: Case(
+        lambda shape, dtype, flags=flags: (
+            *_two_heads(_norm_rotate_inputs(shape, dtype, *flags), 2),
+            "torch",
+            *flags,
+        ),
+        lambda q, k, a, b, *args: (*_norm_rotate(q, a, *args), *_norm_rotate(k, b, *args)),
+    )
+    for label, flags in {"": (False, False), "/interleaved/per_pair": (True, True)}.items()
 }
 
 

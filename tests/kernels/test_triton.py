@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from compilepass import kernels
+from compilepass.kernels.native.fused_quantisation import QUANTISATIONS
 from compilepass.kernels.triton import TRITON_OPS
 
 from .cases import CASES
@@ -24,7 +25,6 @@ from .gpu_that_is_absent import AMD, NVIDIA, launches, only_compiled, traced
 triton = pytest.importorskip("triton", reason="needs Triton: pip install compilepass[triton]")
 
 ROOT = Path(__file__).parents[2]
-TWICE = ("rotary_embedding", "qk_norm_rope")  # launch a kernel for q and one for k
 
 
 @pytest.mark.slow
@@ -47,13 +47,9 @@ def test_the_kernels_compute_what_native_does_in_the_interpreter() -> None:
     assert "skipped" not in done.stdout
 
 
-#: what has none: matrix products, and quantisation to fp8 or with a scale that is known before
-WITHOUT = ("linear", "fp8", "static_", "asymmetric_")
-
-
-def test_which_shipped_ops_have_a_triton_kernel() -> None:
+def test_each_shipped_op_has_a_triton_kernel_but_for_matrix_products() -> None:
     shipped = {op.name.removeprefix("compilepass::") for op in kernels.SHIPPED}
-    assert set(TRITON_OPS) == {n for n in shipped if not any(w in n for w in WITHOUT)}
+    assert set(TRITON_OPS) == {n for n in shipped if "linear" not in n}
 
 
 def test_each_op_has_a_triton_kernel_that_says_why_it_does_not_run() -> None:
@@ -75,9 +71,13 @@ def compiled(kernel: Any, target: tuple[str, Any, int], dtype: str, **constants:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    special = {"out": "*i8" if "scales" in kernel.arg_names else f"*{dtype}", "scales": "*fp32"}
+    sink = constants.get("SINK", "as it is")
+    stored = "*u8" if sink.endswith("fp8") else "*i8" if sink.endswith("int8") else f"*{dtype}"
+    special = {"out": stored, "zero_points": "*i32", "zero_point": "*i32"}
+    special |= dict.fromkeys(("scales", "scale"), "*fp32")
     special |= dict.fromkeys(("eps", "by", "limit"), "fp32")
     pointers = ("x", "residual", "weight", "bias", "total", "gate", "up", "cos", "sin")
+    pointers += ("other_x", "other_weight", "other_out")
     signature = {
         name: "constexpr"
         if name in constants
@@ -89,7 +89,13 @@ def compiled(kernel: Any, target: tuple[str, Any, int], dtype: str, **constants:
 
 
 ROTATION = {"WIDTH": 80, "TURNED": 64, "PAIRS": 32, "REST": 16, "ROWS": 8}
-HALVES = {"INTERLEAVED": False, "PER_PAIR": False, "WIDE": False, "VARIANT": "none"}
+HALVES = {
+    "INTERLEAVED": False,
+    "PER_PAIR": False,
+    "WIDE": False,
+    "VARIANT": "none",
+    "PAIRED": False,
+}
 GATED = ("silu", "gelu_none", "gelu_tanh", "fatrelu", "swigluoai")
 UNGATED = ("gelu_tanh", "quick_gelu", "relu2")
 
@@ -108,26 +114,30 @@ def _own_cache(tmp_path: Path) -> Iterator[None]:
 def test_every_kernel_compiles_for_gpus(
     target: tuple[str, Any, int], dtype: str, width: int
 ) -> None:
-    from compilepass.kernels.triton import activations, norms, quantisation, rotary
+    from compilepass.kernels.triton import activations, norms, rotary, sinks
 
     def compiles(kernel: Any, **constants: Any) -> None:
         binary = compiled(kernel, target, dtype, **constants).asm
         assert binary["cubin" if target is NVIDIA else "hsaco"]
 
     sizes = {"WIDTH": width, "BLOCK": 1024}
+    plain = {"SINK": "as it is", "GROUP": 1}
     for variant in ("llama", "torch", "gemma"):
-        compiles(norms._norm_rows, **sizes, VARIANT=variant, ADDS=True, QUANTISES=True)
+        compiles(norms._norm_rows, **sizes, VARIANT=variant, ADDS=True, **plain)
         compiles(rotary._rotate_rows, **ROTATION, **{**HALVES, "VARIANT": variant})
-    compiles(norms._layer_norm_rows, **sizes, ADDS=True, WEIGHTED=True, BIASED=True)
+    compiles(norms._layer_norm_rows, **sizes, ADDS=True, WEIGHTED=True, BIASED=True, **plain)
     for activation in GATED:
         step = 2 if activation == "swigluoai" else 1
         compiles(activations._blocks, **sizes, ACTIVATION=activation, GATES=True, STEP=step)
     for activation in UNGATED:
         compiles(activations._blocks, **sizes, ACTIVATION=activation, GATES=False, STEP=1)
-    for activation in GATED[:3]:
-        compiles(activations._quantised_rows, **sizes, ACTIVATION=activation)
-    compiles(quantisation._quantise_rows, **sizes)
-    compiles(rotary._rotate_rows, **ROTATION, **{**HALVES, "INTERLEAVED": True})
+    for kind in QUANTISATIONS:
+        into = {"SINK": kind, "GROUP": 8}
+        compiles(sinks._quantise_rows, **sizes, **into, FINDS="static" not in kind)
+        if width <= sizes["BLOCK"]:
+            compiles(norms._norm_rows, **sizes, VARIANT="llama", ADDS=False, **into)
+            compiles(activations._rows, **sizes, ACTIVATION="silu", STEP=1, **into)
+    compiles(rotary._rotate_rows, **ROTATION, **{**HALVES, "INTERLEAVED": True, "PAIRED": True})
 
 
 @pytest.mark.slow
@@ -143,7 +153,7 @@ def test_every_launch_compiles_for_the_arguments_it_gets() -> None:
             for shape in ((1, 1), (2, 3, 33)):
                 with only_compiled() as launched:
                     function(*case.inputs(shape, torch.bfloat16))
-                assert len(launched) == (2 if short in TWICE else 1), name
+                assert len(launched) == 1, name
 
 
 @pytest.mark.usefixtures("_own_cache")
@@ -178,6 +188,6 @@ def test_inductor_sees_the_launches_of_the_op_and_what_they_write(
     op = getattr(torch.ops.compilepass_triton, short).default
     args = CASES[short].inputs((8, 64), torch.bfloat16)
     found = launches(traced(lambda *a: op(*a), args, dynamic))
-    assert len(found) == (2 if short in TWICE else 1)
+    assert len(found) == 1
     written = sum(len(node.kwargs["tensors_to_clone"]) for node in found)
     assert written == len(op._schema.returns)

@@ -21,6 +21,7 @@ __all__ = ["register"]
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 WIDEST_EXACT = 65536  # as in linear.cpp
 FEWEST_ROWS = 2  # as in few_floats.h
+MOST_DIMS = 9  # as in rotary.h
 
 
 def register() -> None:
@@ -50,12 +51,18 @@ def _supports_rows(*args: Any) -> str | None:
     return None
 
 
+def _supports_rotation(x: Tensor, *args: Any) -> str | None:
+    if any(isinstance(arg, Tensor) and arg.dim() > MOST_DIMS for arg in (x, *args)):
+        return f"heads have {MOST_DIMS} dimensions at most"
+    return _supports_rows(x, *args)
+
+
 def _supports_rotary_embedding(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
 ) -> str | None:
     if not {cos.dtype, sin.dtype} <= DTYPES:
         return f"cos and sin must be float32, bfloat16 or float16, not {cos.dtype}"
-    return _supports_rows(q, k)
+    return _supports_rotation(q, k)
 
 
 def _supports_qk_norm_rope(
@@ -151,7 +158,7 @@ def _supports_static(tensors: int, *args: Any) -> str | None:
 
 
 def _supports_fused(source: Source, quantisation: Quantisation) -> Callable[..., str | None]:
-    if quantisation.setting.startswith("Tensor"):
+    if any(setting.startswith("Tensor") for setting in quantisation.settings):
         return partial(_supports_static, len(source.tensors))
     return _supports_rows
 
@@ -179,9 +186,11 @@ CPP_OPS: dict[str, Callable[..., str | None]] = {
     "quick_gelu": _supports_rows,
     "relu2": _supports_rows,
     "rms_norm": _supports_rows,
-    "rms_norm_rotate": _supports_rows,
+    "rms_norm_rotate": _supports_rotation,
+    "rms_norm_rotate_qk": _supports_rotation,
     "rotary_embedding": _supports_rotary_embedding,
-    "rotate": _supports_rows,
+    "rotate": _supports_rotation,
+    "rotate_qk": _supports_rotation,
     "silu_and_mul": _supports_rows,
     "silu_mul": _supports_rows,
     "static_quant_fp8": partial(_supports_static, 1),

@@ -53,6 +53,18 @@ void gated(const Tensor& gate, const Tensor& up, const Out& out, Activation acti
   });
 }
 
+template <class Out>
+void swigluoai(const Tensor& x, const Out& out, double alpha, double limit) {
+  const int64_t width = half(x);
+  const Tensor rows = dense(x);
+  const ClampedSwiglu gate{static_cast<float>(alpha), static_cast<float>(limit)};
+  with_storage(x.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    const GatedNeighbours<T, ClampedSwiglu> source{data<T>(rows), width, gate};
+    run<T>(source, out, x.numel() / (2 * width), width);
+  });
+}
+
 template <class Function>
 Tensor elementwise(const Tensor& x, Function function) {
   const Tensor out = empty(x, x.size(-1), x.scalar_type()), from = dense(x);
@@ -118,14 +130,8 @@ Tensor fatrelu_and_mul(const Tensor& x, double threshold) {
 
 Tensor swigluoai_and_mul(const Tensor& x, double alpha, double limit) {
   if (!takes(x)) return call<Tensor>("compilepass_native::swigluoai_and_mul", x, alpha, limit);
-  const int64_t width = half(x);
-  const Tensor out = empty(x, width, x.scalar_type()), rows = dense(x);
-  const ClampedSwiglu gate{static_cast<float>(alpha), static_cast<float>(limit)};
-  with_storage(x.scalar_type(), [&](auto storage) {
-    using T = decltype(storage);
-    const GatedNeighbours<T, ClampedSwiglu> source{data<T>(rows), width, gate};
-    run<T>(source, out, x.numel() / (2 * width), width);
-  });
+  const Tensor out = empty(x, half(x), x.scalar_type());
+  swigluoai(x, out, alpha, limit);
   return out;
 }
 
@@ -170,6 +176,33 @@ struct QuantisedGates<Q, std::tuple<S...>> {
     return results<Q>(out);
   }
 
+  static Results mul_and_silu(const Tensor& x, S... settings) {
+    if (!takes(x) || !Q::takes(settings...)) {
+      return call_fused<Q, Results>("mul_and_silu", x, settings...);
+    }
+    const Quantised out = Q::of(x, half(x), settings...);
+    gated_halves(x, out, Silu{}, true);
+    return results<Q>(out);
+  }
+
+  static Results fatrelu_and_mul(const Tensor& x, S... settings, double threshold) {
+    if (!takes(x) || !Q::takes(settings...)) {
+      return call_fused<Q, Results>("fatrelu_and_mul", x, settings..., threshold);
+    }
+    const Quantised out = Q::of(x, half(x), settings...);
+    gated_halves(x, out, FatRelu{static_cast<float>(threshold)});
+    return results<Q>(out);
+  }
+
+  static Results swigluoai_and_mul(const Tensor& x, S... settings, double alpha, double limit) {
+    if (!takes(x) || !Q::takes(settings...)) {
+      return call_fused<Q, Results>("swigluoai_and_mul", x, settings..., alpha, limit);
+    }
+    const Quantised out = Q::of(x, half(x), settings...);
+    swigluoai(x, out, alpha, limit);
+    return results<Q>(out);
+  }
+
   static Results gelu_mul(
       const Tensor& gate, const Tensor& up, S... settings, std::string approximate) {
     if (!takes(gate, up) || !Q::takes(settings...)) {
@@ -193,6 +226,9 @@ struct QuantisedGates<Q, std::tuple<S...>> {
     return {
         {fused_name<Q>("silu_mul"), TORCH_BOX(&QuantisedGates::silu_mul)},
         {fused_name<Q>("silu_and_mul"), TORCH_BOX(&QuantisedGates::silu_and_mul)},
+        {fused_name<Q>("mul_and_silu"), TORCH_BOX(&QuantisedGates::mul_and_silu)},
+        {fused_name<Q>("fatrelu_and_mul"), TORCH_BOX(&QuantisedGates::fatrelu_and_mul)},
+        {fused_name<Q>("swigluoai_and_mul"), TORCH_BOX(&QuantisedGates::swigluoai_and_mul)},
         {fused_name<Q>("gelu_mul"), TORCH_BOX(&QuantisedGates::gelu_mul)},
         {fused_name<Q>("gelu_and_mul"), TORCH_BOX(&QuantisedGates::gelu_and_mul)},
     };

@@ -65,23 +65,10 @@ struct Power<float> {
   static COMPILEPASS_INLINE Vec of(Vec x) { return exp(x); }
 };
 
-// x / divisor for a divisor from 1 to infinity, to the last digits that T has.
-template <class T>
-COMPILEPASS_INLINE Vec quotient(Vec x, Vec divisor) {
-#if defined(__AVX512F__)
-  if constexpr (!std::is_same_v<T, float>) {
-    const Vec near = (Vec)_mm512_rcp14_ps((__m512)divisor);
-    // One step of Newton's, whose factor is NaN where the divisor is infinite and `near` is 0.
-    return x * near * larger(2.0f - divisor * near, splat(0.5f));
-  }
-#endif
-  return x / divisor;
-}
-
 // x sigmoid(u), for a `power` of -u times Power<T>::kOfE.
 template <class T>
 COMPILEPASS_INLINE Vec times_sigmoid(Vec x, Vec power) {
-  return quotient<T>(x, 1.0f + Power<T>::of(power));
+  return x / (1.0f + Power<T>::of(power));
 }
 
 // Activations take a tag of the type that their result is rounded to.
@@ -142,7 +129,7 @@ struct GeluErf {
   template <class T>
   COMPILEPASS_INLINE Vec operator()(Vec x, T) const {
     const Vec z = bit_cast<Vec>(bit_cast<IntVec>(x) & 0x7fffffff) * 0.707106781f;
-    const Vec t = quotient<T>(splat(1.0f), 1.0f + 0.5f * z);
+    const Vec t = 1.0f / (1.0f + 0.5f * z);
     Vec p = t * 0.17087277f - 0.82215223f;
     p = p * t + 1.48851587f;
     p = p * t - 1.13520398f;

@@ -40,6 +40,52 @@ void add_norm(
   });
 }
 
+// A parameter of a layer norm, which may have none.
+std::optional<Tensor> parameter(const std::optional<Tensor>& t, const Tensor& x) {
+  if (!t) return t;
+  norm_width(x, *t);
+  return dense(*t);
+}
+
+bool takes_affine(
+    const Tensor& x, const Tensor& residual, const std::optional<Tensor>& weight,
+    const std::optional<Tensor>& bias) {
+  return takes(x, residual, weight.value_or(x), bias.value_or(x));
+}
+
+template <class Out>
+void centred(
+    const Tensor& x, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+    double eps, const Out& out) {
+  const int64_t width = x.size(-1);
+  const Tensor rows = dense(x);
+  const auto weights = parameter(weight, x), biases = parameter(bias, x);
+  with_storage(x.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    const LayerNorm<T> source{
+        data<T>(rows), {data_or_null<T>(weights), data_or_null<T>(biases)},
+        static_cast<float>(eps), width};
+    run<T>(source, out, x.numel() / width, width);
+  });
+}
+
+template <class Out>
+void add_centred(
+    const Tensor& x, const Tensor& residual, const std::optional<Tensor>& weight,
+    const std::optional<Tensor>& bias, double eps, const Out& out, const Tensor& total) {
+  check_same_shape(x, residual, "x and residual");
+  const int64_t width = x.size(-1);
+  const Tensor rows = dense(x), residuals = dense(residual);
+  const auto weights = parameter(weight, x), biases = parameter(bias, x);
+  with_storage(x.scalar_type(), [&](auto storage) {
+    using T = decltype(storage);
+    const AddLayerNorm<T> source{
+        data<T>(rows), data<T>(residuals), mutable_data<T>(total),
+        {data_or_null<T>(weights), data_or_null<T>(biases)}, static_cast<float>(eps), width};
+    run<T>(source, out, x.numel() / width, width);
+  });
+}
+
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, std::string variant) {
   if (!takes(x, weight)) {
     return call<Tensor>("compilepass_native::rms_norm", x, weight, eps, variant);
@@ -89,42 +135,47 @@ struct QuantisedNorms<Q, std::tuple<S...>> {
     return results<Q>(out, total);
   }
 
+  static ResultsOf<Q> layer_norm(
+      const Tensor& x, std::optional<Tensor> weight, std::optional<Tensor> bias, S... settings,
+      double eps) {
+    if (!takes_affine(x, x, weight, bias) || !Q::takes(settings...)) {
+      return call_fused<Q, ResultsOf<Q>>("layer_norm", x, weight, bias, settings..., eps);
+    }
+    const Quantised out = Q::of(x, x.size(-1), settings...);
+    centred(x, weight, bias, eps, out);
+    return results<Q>(out);
+  }
+
+  static ResultsOf<Q, Tensor> fused_add_layer_norm(
+      const Tensor& x, const Tensor& residual, std::optional<Tensor> weight,
+      std::optional<Tensor> bias, S... settings, double eps) {
+    if (!takes_affine(x, residual, weight, bias) || !Q::takes(settings...)) {
+      return call_fused<Q, ResultsOf<Q, Tensor>>(
+          "fused_add_layer_norm", x, residual, weight, bias, settings..., eps);
+    }
+    const Quantised out = Q::of(x, x.size(-1), settings...);
+    const Tensor total = empty(x, x.size(-1), x.scalar_type());
+    add_centred(x, residual, weight, bias, eps, out, total);
+    return results<Q>(out, total);
+  }
+
   static Entries entries() {
     return {
+        {fused_name<Q>("layer_norm"), TORCH_BOX(&QuantisedNorms::layer_norm)},
+        {fused_name<Q>("fused_add_layer_norm"), TORCH_BOX(&QuantisedNorms::fused_add_layer_norm)},
         {fused_name<Q>("rms_norm"), TORCH_BOX(&QuantisedNorms::rms_norm)},
         {fused_name<Q>("fused_add_rms_norm"), TORCH_BOX(&QuantisedNorms::fused_add_rms_norm)},
     };
   }
 };
 
-// A parameter of a layer norm, which may have none.
-std::optional<Tensor> parameter(const std::optional<Tensor>& t, const Tensor& x) {
-  if (!t) return t;
-  norm_width(x, *t);
-  return dense(*t);
-}
-
-bool takes_affine(
-    const Tensor& x, const Tensor& residual, const std::optional<Tensor>& weight,
-    const std::optional<Tensor>& bias) {
-  return takes(x, residual, weight.value_or(x), bias.value_or(x));
-}
-
 Tensor layer_norm(
     const Tensor& x, std::optional<Tensor> weight, std::optional<Tensor> bias, double eps) {
   if (!takes_affine(x, x, weight, bias)) {
     return call<Tensor>("compilepass_native::layer_norm", x, weight, bias, eps);
   }
-  const int64_t width = x.size(-1);
-  const Tensor out = empty(x, width, x.scalar_type()), rows = dense(x);
-  const auto weights = parameter(weight, x), biases = parameter(bias, x);
-  with_storage(x.scalar_type(), [&](auto storage) {
-    using T = decltype(storage);
-    const LayerNorm<T> source{
-        data<T>(rows), {data_or_null<T>(weights), data_or_null<T>(biases)},
-        static_cast<float>(eps), width};
-    run<T>(source, out, x.numel() / width, width);
-  });
+  const Tensor out = empty(x, x.size(-1), x.scalar_type());
+  centred(x, weight, bias, eps, out);
   return out;
 }
 
@@ -135,18 +186,9 @@ std::tuple<Tensor, Tensor> fused_add_layer_norm(
     return call<std::tuple<Tensor, Tensor>>(
         "compilepass_native::fused_add_layer_norm", x, residual, weight, bias, eps);
   }
-  check_same_shape(x, residual, "x and residual");
-  const int64_t width = x.size(-1);
-  const Tensor out = empty(x, width, x.scalar_type()), total = empty(x, width, x.scalar_type());
-  const Tensor rows = dense(x), residuals = dense(residual);
-  const auto weights = parameter(weight, x), biases = parameter(bias, x);
-  with_storage(x.scalar_type(), [&](auto storage) {
-    using T = decltype(storage);
-    const AddLayerNorm<T> source{
-        data<T>(rows), data<T>(residuals), mutable_data<T>(total),
-        {data_or_null<T>(weights), data_or_null<T>(biases)}, static_cast<float>(eps), width};
-    run<T>(source, out, x.numel() / width, width);
-  });
+  const Tensor out = empty(x, x.size(-1), x.scalar_type());
+  const Tensor total = empty(x, x.size(-1), x.scalar_type());
+  add_centred(x, residual, weight, bias, eps, out, total);
   return {out, total};
 }
 

@@ -55,6 +55,21 @@ COMPILEPASS_INLINE float sum_of_squares(int64_t width, First first) {
   return sum(squares);
 }
 
+template <class T>
+COMPILEPASS_INLINE float sum_of_squares(const T* row, int64_t width) {
+  if constexpr (kHasDot<T>) {
+    Vec squares{};
+    for_each_two(width, [&](int64_t i, auto part) {
+      typename Storage<T>::Raws raws{};
+      std::memcpy(&raws, row + i, part.count * sizeof(T));
+      squares = Storage<T>::dot(squares, raws, raws);
+    });
+    return sum(squares);
+  } else {
+    return sum_of_squares(width, [row](int64_t i, auto part) { return load(row + i, part); });
+  }
+}
+
 COMPILEPASS_INLINE float inverse_rms(float squares, int64_t width, float eps) {
   return 1.0f / std::sqrt(squares / static_cast<float>(width) + eps);
 }

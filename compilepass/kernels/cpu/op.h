@@ -125,7 +125,7 @@ inline Tensor empty(const Tensor& like, int64_t width, ScalarType dtype) {
 // The results of a quantisation (those that it has), and how rows become them.
 struct Quantised {
   Tensor q;
-  std::optional<Tensor> scale;
+  std::optional<Tensor> scale, zero_point;
   Quantising to;
   std::tuple<Sink<float>, Sink<BFloat16>, Sink<Float16>> sinks;
 
@@ -139,14 +139,20 @@ struct Quantised {
     to.scales = mutable_data<float>(*scale);
     return *this;
   }
+  Quantised& with_zero_points(const Tensor& like) {
+    zero_point = empty(like, 1, ScalarType::Int);
+    to.zero_points = mutable_data<int32_t>(*zero_point);
+    return *this;
+  }
 };
 
 // A quantisation: its part of the names of fused ops, what it is given beside the rows, and whether
-// it finds scales of its own.
+// it finds scales, and zero points, of its own.
 
 struct DynamicInt8 {
   static constexpr const char* kName = "dynamic_int8";
   static constexpr bool kFindsScales = true;
+  static constexpr bool kFindsZeroPoints = false;
   using Settings = std::tuple<>;
   static bool takes() { return true; }
   static Quantised of(const Tensor& like, int64_t width) {
@@ -157,9 +163,25 @@ struct DynamicInt8 {
   }
 };
 
+struct AsymmetricInt8 {
+  static constexpr const char* kName = "asymmetric_int8";
+  static constexpr bool kFindsScales = true;
+  static constexpr bool kFindsZeroPoints = true;
+  using Settings = std::tuple<>;
+  static bool takes() { return true; }
+  static Quantised of(const Tensor& like, int64_t width) {
+    return Quantised(
+               like, width, ScalarType::Char,
+               {asymmetric_int8<float>, asymmetric_int8<BFloat16>, asymmetric_int8<Float16>})
+        .with_scales(like)
+        .with_zero_points(like);
+  }
+};
+
 struct DynamicFp8 {
   static constexpr const char* kName = "dynamic_fp8";
   static constexpr bool kFindsScales = true;
+  static constexpr bool kFindsZeroPoints = false;
   using Settings = std::tuple<>;
   static bool takes() { return true; }
   static Quantised of(const Tensor& like, int64_t width) {
@@ -173,6 +195,7 @@ struct DynamicFp8 {
 struct GroupFp8 {
   static constexpr const char* kName = "group_fp8";
   static constexpr bool kFindsScales = true;
+  static constexpr bool kFindsZeroPoints = false;
   using Settings = std::tuple<int64_t>;
   static bool takes(int64_t) { return true; }
   static Quantised of(const Tensor& like, int64_t width, int64_t group) {
@@ -193,6 +216,7 @@ inline bool is_number(const Tensor& t, ScalarType dtype) {
 struct StaticInt8 {
   static constexpr const char* kName = "static_int8";
   static constexpr bool kFindsScales = false;
+  static constexpr bool kFindsZeroPoints = false;
   using Settings = std::tuple<const Tensor&>;
   static bool takes(const Tensor& scale) { return is_number(scale, ScalarType::Float); }
   static Quantised of(const Tensor& like, int64_t width, const Tensor& scale) {
@@ -204,9 +228,30 @@ struct StaticInt8 {
   }
 };
 
+// Zero points beyond this leave no digits to a float32.
+constexpr int32_t kFarthest = 1 << 20;
+
+struct StaticAsymmetricInt8 {
+  static constexpr const char* kName = "static_asymmetric_int8";
+  static constexpr bool kFindsScales = false;
+  static constexpr bool kFindsZeroPoints = false;
+  using Settings = std::tuple<const Tensor&, const Tensor&>;
+  static bool takes(const Tensor& scale, const Tensor& zero_point) {
+    return StaticInt8::takes(scale) && is_number(zero_point, ScalarType::Int) &&
+        std::abs(*data<int32_t>(zero_point)) <= kFarthest;
+  }
+  static Quantised of(
+      const Tensor& like, int64_t width, const Tensor& scale, const Tensor& zero_point) {
+    Quantised out = StaticInt8::of(like, width, scale);
+    out.to.zero_point = *data<int32_t>(zero_point);
+    return out;
+  }
+};
+
 struct StaticFp8 {
   static constexpr const char* kName = "static_fp8";
   static constexpr bool kFindsScales = false;
+  static constexpr bool kFindsZeroPoints = false;
   using Settings = std::tuple<const Tensor&>;
   static bool takes(const Tensor& scale) { return is_number(scale, ScalarType::Float); }
   static Quantised of(const Tensor& like, int64_t width, const Tensor& scale) {
@@ -221,7 +266,9 @@ struct StaticFp8 {
 // What an op returns that quantises with Q: Q's results, then the source's others.
 template <class Q, class... More>
 auto results(const Quantised& out, const More&... more) {
-  if constexpr (Q::kFindsScales) {
+  if constexpr (Q::kFindsZeroPoints) {
+    return std::tuple<Tensor, Tensor, Tensor, More...>{out.q, *out.scale, *out.zero_point, more...};
+  } else if constexpr (Q::kFindsScales) {
     return std::tuple<Tensor, Tensor, More...>{out.q, *out.scale, more...};
   } else if constexpr (sizeof...(More) > 0) {
     return std::tuple<Tensor, More...>{out.q, more...};
@@ -281,7 +328,8 @@ Entries with_quantised(Entries entries) {
   const auto add = [&]<class Q>(Q) {
     for (const Entry& entry : Fused<Q, typename Q::Settings>::entries()) entries.push_back(entry);
   };
-  add(DynamicInt8{}), add(StaticInt8{}), add(DynamicFp8{}), add(StaticFp8{}), add(GroupFp8{});
+  add(DynamicInt8{}), add(AsymmetricInt8{}), add(StaticInt8{}), add(StaticAsymmetricInt8{});
+  add(DynamicFp8{}), add(StaticFp8{}), add(GroupFp8{});
   return entries;
 }
 

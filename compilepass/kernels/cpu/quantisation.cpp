@@ -26,27 +26,20 @@ std::tuple<Tensor, Tensor, Tensor> asymmetric_quant_int8(const Tensor& x) {
   if (!takes(x)) {
     return call<std::tuple<Tensor, Tensor, Tensor>>("compilepass_native::asymmetric_quant_int8", x);
   }
-  Quantised out(
-      x, x.size(-1), ScalarType::Char,
-      {asymmetric_int8<float>, asymmetric_int8<BFloat16>, asymmetric_int8<Float16>});
-  const Tensor zero_point = empty(x, 1, ScalarType::Int);
-  out.to.zero_points = mutable_data<int32_t>(zero_point);
-  quantise(x, out.with_scales(x), true);
-  return {out.q, *out.scale, zero_point};
+  const Quantised out = AsymmetricInt8::of(x, x.size(-1));
+  quantise(x, out, true);
+  return {out.q, *out.scale, *out.zero_point};
 }
 
-// Zero points beyond this leave no digits to a float32.
-constexpr int32_t kFarthest = 1 << 20;
-
 Tensor static_quant_int8(const Tensor& x, const Tensor& scale, std::optional<Tensor> zero_point) {
-  const bool taken = takes(x) && StaticInt8::takes(scale) &&
-      (!zero_point || (is_number(*zero_point, ScalarType::Int) &&
-                       std::abs(*data<int32_t>(*zero_point)) <= kFarthest));
-  if (!taken) {
+  const bool taken = zero_point ? StaticAsymmetricInt8::takes(scale, *zero_point)
+                                : StaticInt8::takes(scale);
+  if (!takes(x) || !taken) {
     return call<Tensor>("compilepass_native::static_quant_int8", x, scale, zero_point);
   }
-  Quantised out = StaticInt8::of(x, x.size(-1), scale);
-  if (zero_point) out.to.zero_point = *data<int32_t>(*zero_point);
+  const Quantised out = zero_point
+      ? StaticAsymmetricInt8::of(x, x.size(-1), scale, *zero_point)
+      : StaticInt8::of(x, x.size(-1), scale);
   quantise(x, out, false);
   return out.q;
 }

@@ -69,25 +69,16 @@ struct Fp8 {
   }
 };
 
-template <class T, class Part>
-COMPILEPASS_INLINE void store_bytes(int8_t* to, BitVec bits, Part part) {
-  const ByteVec raw = low_bytes((IntVec)bits);
+template <class T>
+COMPILEPASS_INLINE void store_quantised(int8_t* to, const auto& bits, Vec v, auto part) {
+  const ByteVec raw = low_bytes((IntVec)bits(v));
   std::memcpy(to, &raw, part.count);
 }
 template <class T>
-COMPILEPASS_INLINE void store_quantised(int8_t* to, const auto& bits, Vec v, auto part) {
-  store_bytes<T>(to, bits(v), part);
-}
-template <class T>
 COMPILEPASS_INLINE void store_quantised(int8_t* to, const auto& bits, Two v, Twice) {
-  const BitVec a = bits(v.a), b = bits(v.b);
-  if constexpr (std::is_same_v<T, BFloat16>) {  // in turn
-    const HalfVec raw = low_halves((a & 0xffu) | (b << 8));
-    std::memcpy(to, &raw, sizeof(raw));
-  } else {
-    store_bytes<T>(to, a, Whole{});
-    store_bytes<T>(to + kLanes, b, Whole{});
-  }
+  constexpr bool kInTurn = std::is_same_v<T, BFloat16>;
+  const HalfVec raw = low_bytes<kInTurn>((IntVec)bits(v.a), (IntVec)bits(v.b));
+  std::memcpy(to, &raw, sizeof(raw));
 }
 
 // Stores values / scale; `Within` says that the quotients lie in the format's range, as they do with
@@ -111,28 +102,12 @@ void store_row(int8_t* to, const T* values, int64_t count, float scale, const Fo
   }
 }
 
-template <class V>
-COMPILEPASS_INLINE int32_t largest_lane(V v) {
-  constexpr size_t lanes = sizeof(V) / sizeof(v[0]);
-  if constexpr (lanes == 16) {
-    const auto a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
-    const auto b = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
-    return largest_lane(a > b ? a : b);
-  } else if constexpr (lanes == 8) {
-    const auto a = __builtin_shufflevector(v, v, 0, 1, 2, 3);
-    const auto b = __builtin_shufflevector(v, v, 4, 5, 6, 7);
-    return largest_lane(a > b ? a : b);
-  } else {
-    return std::max(std::max(v[0], v[1]), std::max(v[2], v[3]));
-  }
-}
-
 // The largest magnitude of a row, NaN above all.
 template <class T>
 float largest_of(const T* values, int64_t count) {
-  AbsMax largest;
-  for_each_two(count, [&](int64_t i, auto part) { largest.add(load(values + i, part)); });
-  return bit_cast<float>(largest_lane(largest.bits));
+  AbsMax<T> largest;
+  for_each_two(count, [&](int64_t i, auto part) { largest.add(values + i, part); });
+  return largest.value();
 }
 
 inline float scale_of(float range, float steps) {
@@ -208,9 +183,10 @@ void quantise_rows(const Source& source, const Quantising& to, Sink<T> sink, int
     const std::unique_ptr<T[]> rounded(new T[width]);
     for (int64_t r = begin; r < end; ++r) {
       const auto value = source.row(r);
-      AbsMax largest;
+      AbsMax<T> largest;
       for_each_step<Source>(width, [&](int64_t i, auto part) {
-        largest.add(store(rounded.get() + i, value(i, part), part));
+        store(rounded.get() + i, value(i, part), part);
+        largest.add(rounded.get() + i, part);
       });
       sink(to, r, rounded.get(), largest.value());
     }

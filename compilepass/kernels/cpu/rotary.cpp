@@ -10,80 +10,118 @@ Tensor with_dense_rows(const Tensor& t) {
   return t.size(-1) <= 1 || t.stride(t.dim() - 1) == 1 ? t : dense(t);
 }
 
-// The strides of a table along the leading dims of x: 0 where it has one row for all of them.
-// `skipped` dims of x, the last of the leading ones, are not among the table's.
-std::vector<int64_t> table_strides(const Tensor& table, const Tensor& x, int64_t skipped) {
-  const int64_t leading = x.dim() - 1 - skipped, own = table.dim() - 1;
-  STD_TORCH_CHECK(own <= leading, "cos and sin have no more dimensions than x.");
-  std::vector<int64_t> strides(x.dim() - 1, 0);
-  for (int64_t d = 0; d < own; ++d) {
-    const int64_t at = leading - own + d, size = table.size(d);
-    STD_TORCH_CHECK(size == 1 || size == x.size(at), "cos and sin broadcast against x.");
-    strides[at] = size == 1 ? 0 : table.stride(d);
+// What cos or sin moves by along a leading dim of x, 0 where it has one row for all of them.
+int64_t table_step(const Tensor& table, const Tensor& x, int64_t skipped, int64_t dim) {
+  const int64_t at = dim - (x.dim() - 1 - skipped - (table.dim() - 1));
+  if (at < 0 || at >= table.dim() - 1) return 0;
+  STD_TORCH_CHECK(
+      table.size(at) == 1 || table.size(at) == x.size(dim), "cos and sin broadcast against x.");
+  return table.size(at) == 1 ? 0 : table.stride(at);
+}
+
+struct Options {
+  bool interleaved, per_pair;
+  bool wide = false;
+  int64_t skipped = 0;  // dims of x, the last of the leading ones, that the tables do not have
+};
+
+struct HeadNorm {
+  float eps;
+  const std::string& variant;
+};
+
+// The tensors of one rotation as the kernels read them.
+struct Rotated {
+  Tensor x, cos, sin, out;
+  std::optional<Tensor> weight;
+
+  Rotated(
+      const Tensor& x, const Tensor& cos, const Tensor& sin,
+      const std::optional<Tensor>& weight = std::nullopt)
+      : x(with_dense_rows(x)),
+        cos(with_dense_rows(cos)),
+        sin(with_dense_rows(sin)),
+        out(empty(x, x.size(-1), x.scalar_type())) {
+    if (weight) {
+      norm_width(x, *weight);
+      this->weight = dense(*weight);
+    }
   }
-  return strides;
-}
 
-// Calls body with the rows of x and of its tables (a Rotation, its Lead and the number of rows).
+  template <class T>
+  Rotation<T> rotation(const Options& options) const {
+    STD_TORCH_CHECK(
+        cos.dim() > 0 && sin.dim() > 0 && cos.size(-1) == sin.size(-1),
+        "cos and sin are equally wide.");
+    const int64_t width = x.size(-1), turned = cos.size(-1) * (options.per_pair ? 2 : 1);
+    STD_TORCH_CHECK(
+        turned % 2 == 0 && turned <= width,
+        "cos and sin hold a value for what is rotated of a row of ", width, " elements.");
+    const int64_t leading = x.dim() - 1;
+    STD_TORCH_CHECK(
+        std::max(cos.dim(), sin.dim()) - 1 <= leading - options.skipped,
+        "cos and sin have no more dimensions than x.");
+    Rotation<T> r{
+        data<T>(x), data<T>(cos), data<T>(sin), data_or_null<T>(weight), mutable_data<T>(out),
+        width, turned, x.numel() / width, {}};
+    for (int64_t d = 0; d < leading; ++d) {
+      r.lead.add(
+          x.size(d),
+          {x.stride(d), table_step(cos, x, options.skipped, d),
+           table_step(sin, x, options.skipped, d)});
+    }
+    return r;
+  }
+};
+
 template <class Body>
-Tensor with_rotation(
-    const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t skipped, bool per_pair,
-    const Body& body) {
-  STD_TORCH_CHECK(
-      cos.dim() > 0 && sin.dim() > 0 && cos.size(-1) == sin.size(-1), "cos and sin are equally wide.");
-  const int64_t width = x.size(-1), turned = cos.size(-1) * (per_pair ? 2 : 1);
-  STD_TORCH_CHECK(
-      turned % 2 == 0 && turned <= width,
-      "cos and sin hold a value for what is rotated of a row of ", width, " elements.");
-  const Tensor out = empty(x, width, x.scalar_type());
-  const Tensor rows = with_dense_rows(x), c = with_dense_rows(cos), s = with_dense_rows(sin);
-  const auto sizes = x.sizes(), strides = rows.strides();
-  Lead lead{{sizes.begin(), sizes.end() - 1}, {}};
-  lead.strides = {
-      std::vector<int64_t>(strides.begin(), strides.end() - 1), table_strides(c, x, skipped),
-      table_strides(s, x, skipped)};
-  with_storage(x.scalar_type(), [&](auto storage) {
+void choose(bool flag, const Body& body) {
+  flag ? body(std::true_type{}) : body(std::false_type{});
+}
+
+// Rotates one tensor or several in one go, with a norm of each head before or without.
+template <size_t N>
+void run(
+    const std::array<Rotated, N>& tensors, const Options& options,
+    const std::optional<HeadNorm>& norm = std::nullopt) {
+  with_storage(tensors[0].x.scalar_type(), [&](auto storage) {
     using T = decltype(storage);
-    const Rotation<T> rotation{
-        data<T>(rows), data<T>(c), data<T>(s), mutable_data<T>(out), width, turned};
-    body(rotation, lead, x.numel() / width);
-  });
-  return out;
-}
-
-Tensor rotated(
-    const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t skipped, bool interleaved,
-    bool per_pair, bool wide) {
-  return with_rotation(
-      x, cos, sin, skipped, per_pair,
-      [&](const auto& rotation, const Lead& lead, int64_t rows) {
-        rotate_rows(rotation, lead, rows, interleaved, per_pair, wide);
-      });
-}
-
-// The heads of x normed, then rotated.
-Tensor norm_rotated(
-    const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin, int64_t skipped,
-    float eps, bool interleaved, bool per_pair, const std::string& variant) {
-  norm_width(x, weight);
-  const Tensor weights = dense(weight);
-  return with_rotation(
-      x, cos, sin, skipped, per_pair,
-      [&]<class T>(const Rotation<T>& rotation, const Lead& lead, int64_t rows) {
-        with_weight(variant, data<T>(weights), [&](const auto& weight) {
-          choose(interleaved, [&]<class Interleaved>(Interleaved) {
-            choose(per_pair, [&]<class PerPair>(PerPair) {
+    const auto rotations = [&]<size_t... I>(std::index_sequence<I...>) {
+      return std::array{tensors[I].template rotation<T>(options)...};
+    }(std::make_index_sequence<N>{});
+    const auto all = [&](const auto& body) {
+      for_rotations<T>(std::span<const Rotation<T>>(rotations), body);
+    };
+    choose(options.interleaved, [&]<class Interleaved>(Interleaved) {
+      choose(options.per_pair, [&]<class PerPair>(PerPair) {
+        if (norm) {
+          all([&](const Rotation<T>& r, int64_t begin, int64_t end) {
+            with_weight(norm->variant, r.weight, [&](const auto& weight) {
               norm_rotate_rows<Interleaved::value, PerPair::value>(
-                  rotation, weight, eps, lead, rows);
+                  r, weight, norm->eps, begin, end);
             });
           });
-        });
+        } else {
+          choose(options.wide, [&]<class IsWide>(IsWide) {
+            all([](const Rotation<T>& r, int64_t begin, int64_t end) {
+              rotate_rows<Interleaved::value, PerPair::value, IsWide::value>(r, begin, end);
+            });
+          });
+        }
       });
+    });
+  });
+}
+
+bool has_few_dims(const Tensor& x) { return x.dim() - 1 <= static_cast<int64_t>(Lead::kMost); }
+
+bool are_heads(const Tensor& q, const Tensor& k) {
+  return has_few_dims(q) && has_few_dims(k) && k.dim() > 0 && k.size(-1) > 0;
 }
 
 // Whether cos and sin can be the tables of heads that are taken.
 bool takes_tables(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin) {
-  return q.dim() > 1 && k.dim() > 1 && k.size(-1) > 0 && cos.is_cpu() && sin.is_cpu() &&
+  return q.dim() > 1 && k.dim() > 1 && are_heads(q, k) && cos.is_cpu() && sin.is_cpu() &&
       is_storage(cos.scalar_type()) && is_storage(sin.scalar_type()) && !needs_grad(cos, sin);
 }
 
@@ -94,10 +132,24 @@ Tensor as_dtype(const Tensor& t, ScalarType dtype) {
 Tensor rotate(
     const Tensor& x, const Tensor& cos, const Tensor& sin, bool interleaved, bool per_pair,
     bool wide) {
-  if (!takes(x, cos, sin)) {
+  if (!takes(x, cos, sin) || !has_few_dims(x)) {
     return call<Tensor>("compilepass_native::rotate", x, cos, sin, interleaved, per_pair, wide);
   }
-  return rotated(x, cos, sin, 0, interleaved, per_pair, wide);
+  const std::array all{Rotated(x, cos, sin)};
+  run(all, {interleaved, per_pair, wide});
+  return all[0].out;
+}
+
+std::tuple<Tensor, Tensor> rotate_qk(
+    const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin, bool interleaved,
+    bool per_pair, bool wide) {
+  if (!takes(q, k, cos, sin) || !are_heads(q, k)) {
+    return call<std::tuple<Tensor, Tensor>>(
+        "compilepass_native::rotate_qk", q, k, cos, sin, interleaved, per_pair, wide);
+  }
+  const std::array all{Rotated(q, cos, sin), Rotated(k, cos, sin)};
+  run(all, {interleaved, per_pair, wide});
+  return {all[0].out, all[1].out};
 }
 
 std::tuple<Tensor, Tensor> rotary_embedding(
@@ -107,8 +159,9 @@ std::tuple<Tensor, Tensor> rotary_embedding(
         "compilepass_native::rotary_embedding", q, k, cos, sin, interleaved);
   }
   const Tensor c = as_dtype(cos, q.scalar_type()), s = as_dtype(sin, q.scalar_type());
-  return {
-      rotated(q, c, s, 1, interleaved, true, false), rotated(k, c, s, 1, interleaved, true, false)};
+  const std::array all{Rotated(q, c, s), Rotated(k, c, s)};
+  run(all, {interleaved, true, false, 1});
+  return {all[0].out, all[1].out};
 }
 
 std::tuple<Tensor, Tensor> qk_norm_rope(
@@ -120,22 +173,36 @@ std::tuple<Tensor, Tensor> qk_norm_rope(
         variant);
   }
   const Tensor c = as_dtype(cos, q.scalar_type()), s = as_dtype(sin, q.scalar_type());
-  const float e = static_cast<float>(eps);
-  return {
-      norm_rotated(q, q_weight, c, s, 1, e, interleaved, true, variant),
-      norm_rotated(k, k_weight, c, s, 1, e, interleaved, true, variant)};
+  const std::array all{Rotated(q, c, s, q_weight), Rotated(k, c, s, k_weight)};
+  run(all, {interleaved, true, false, 1}, HeadNorm{static_cast<float>(eps), variant});
+  return {all[0].out, all[1].out};
 }
 
 Tensor rms_norm_rotate(
     const Tensor& x, const Tensor& weight, const Tensor& cos, const Tensor& sin, double eps,
     std::string variant, bool interleaved, bool per_pair) {
-  if (!takes(x, weight, cos, sin)) {
+  if (!takes(x, weight, cos, sin) || !has_few_dims(x)) {
     return call<Tensor>(
         "compilepass_native::rms_norm_rotate", x, weight, cos, sin, eps, variant, interleaved,
         per_pair);
   }
-  return norm_rotated(
-      x, weight, cos, sin, 0, static_cast<float>(eps), interleaved, per_pair, variant);
+  const std::array all{Rotated(x, cos, sin, weight)};
+  run(all, {interleaved, per_pair}, HeadNorm{static_cast<float>(eps), variant});
+  return all[0].out;
+}
+
+std::tuple<Tensor, Tensor> rms_norm_rotate_qk(
+    const Tensor& q, const Tensor& k, const Tensor& q_weight, const Tensor& k_weight,
+    const Tensor& cos, const Tensor& sin, double eps, std::string variant, bool interleaved,
+    bool per_pair) {
+  if (!takes(q, k, q_weight, k_weight, cos, sin) || !are_heads(q, k)) {
+    return call<std::tuple<Tensor, Tensor>>(
+        "compilepass_native::rms_norm_rotate_qk", q, k, q_weight, k_weight, cos, sin, eps, variant,
+        interleaved, per_pair);
+  }
+  const std::array all{Rotated(q, cos, sin, q_weight), Rotated(k, cos, sin, k_weight)};
+  run(all, {interleaved, per_pair}, HeadNorm{static_cast<float>(eps), variant});
+  return {all[0].out, all[1].out};
 }
 
 }  // namespace
@@ -144,8 +211,10 @@ Entries rotary_entries() {
   return {
       {"qk_norm_rope", TORCH_BOX(&qk_norm_rope)},
       {"rms_norm_rotate", TORCH_BOX(&rms_norm_rotate)},
+      {"rms_norm_rotate_qk", TORCH_BOX(&rms_norm_rotate_qk)},
       {"rotary_embedding", TORCH_BOX(&rotary_embedding)},
       {"rotate", TORCH_BOX(&rotate)},
+      {"rotate_qk", TORCH_BOX(&rotate_qk)},
   };
 }
 

@@ -114,6 +114,27 @@ COMPILEPASS_INLINE HalfVec low_halves(BitVec v) { return __builtin_convertvector
 COMPILEPASS_INLINE ByteVec low_bytes(IntVec v) { return __builtin_convertvector(v, ByteVec); }
 #endif
 
+// The low bytes of two vectors after one another, or in turn.
+template <bool InTurn>
+COMPILEPASS_INLINE HalfVec low_bytes(IntVec a, IntVec b) {
+#if defined(__AVX512VBMI__)
+  typedef uint8_t Places __attribute__((vector_size(kBytes)));
+  Places places{};
+  for (int i = 0; i < 2 * kLanes; ++i) {
+    const int lane = InTurn ? i / 2 : i % kLanes, of_b = InTurn ? i % 2 : i / kLanes;
+    places[i] = 64 * of_b + 4 * lane;
+  }
+  return (HalfVec)_mm512_castsi512_si256(
+      _mm512_permutex2var_epi8((__m512i)a, (__m512i)places, (__m512i)b));
+#else
+  if constexpr (InTurn) return low_halves((BitVec)((a & 0xff) | (b << 8)));
+  const struct {
+    ByteVec a, b;
+  } halves{low_bytes(a), low_bytes(b)};
+  return bit_cast<HalfVec>(halves);
+#endif
+}
+
 // Two vectors' worth of adjacent elements, in the order that suits their storage type: what is done
 // element by element costs less so. (bfloat16 has the even ones first, which are half a float each.)
 struct Two {
@@ -185,6 +206,11 @@ struct Storage<BFloat16> {
     return (BitVec)_mm512_permutexvar_epi16(in_turn, (__m512i)halves);
   }
   static COMPILEPASS_INLINE Two round(Two v) { return widen(pack(v)); }
+
+  // sum + a1 b1 + a2 b2, for neighbours 1 and 2.
+  static COMPILEPASS_INLINE Vec dot(Vec sum, Raws a, Raws b) {
+    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(__m512i)a, (__m512bh)(__m512i)b);
+  }
 #else
   static COMPILEPASS_INLINE Raws pack(Two v) {
     return (bit_cast<BitVec>(round(v.a)) >> 16) | bit_cast<BitVec>(round(v.b));
@@ -221,6 +247,14 @@ struct Storage<Float16> {
   static COMPILEPASS_INLINE Vec round(Vec v) { return widen(pack(v)); }
   static COMPILEPASS_INLINE Two round(Two v) { return {round(v.a), round(v.b)}; }
 };
+
+#if defined(__AVX512BF16__) && defined(__AVX512F__)
+template <class T>
+constexpr bool kHasDot = std::is_same_v<T, BFloat16>;
+#else
+template <class T>
+constexpr bool kHasDot = false;
+#endif
 
 // v with every NaN replaced by the common one.
 COMPILEPASS_INLINE Vec plain_nan(Vec v) { return v == v ? v : splat(__builtin_nanf("")); }
@@ -363,6 +397,7 @@ COMPILEPASS_INLINE void for_each_vec(int64_t n, Body body) {
 template <class Body>
 COMPILEPASS_INLINE void for_each_two(int64_t n, Body body) {
   int64_t i = 0;
+#pragma GCC unroll 2
   for (; i + Twice::count <= n; i += Twice::count) body(i, Twice{});
   for (; i + kLanes <= n; i += kLanes) body(i, Whole{});
   if (i < n) body(i, Rest{n - i});
@@ -384,21 +419,53 @@ COMPILEPASS_INLINE auto sum(V v) {
   }
 }
 
-// The largest magnitude so far, NaN above all: the bits of |x| order as integers, as |x| does.
-struct AbsMax {
-  IntVec bits{};
-  COMPILEPASS_INLINE void add(Vec v) {
-    IntVec magnitude = bit_cast<IntVec>(v) & 0x7fffffff;
-    bits = magnitude > bits ? magnitude : bits;
+template <class V>
+COMPILEPASS_INLINE auto largest_lane(V v) {
+  constexpr size_t lanes = sizeof(V) / sizeof(v[0]);
+  const auto larger_half = [](auto a, auto b) { return largest_lane(a > b ? a : b); };
+  if constexpr (lanes == 32) {
+    return larger_half(
+        __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+        __builtin_shufflevector(
+            v, v, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31));
+  } else if constexpr (lanes == 16) {
+    return larger_half(
+        __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
+        __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+  } else if constexpr (lanes == 8) {
+    return larger_half(
+        __builtin_shufflevector(v, v, 0, 1, 2, 3), __builtin_shufflevector(v, v, 4, 5, 6, 7));
+  } else {
+    const auto a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];
+    return a > b ? a : b;
   }
-  COMPILEPASS_INLINE void add(Two v) {
-    add(v.a);
-    add(v.b);
+}
+
+// The largest magnitude so far, NaN above all: the bits of |x| order as integers, as |x| does, in 16
+// bits as well as in 32.
+template <class T>
+struct AbsMax {
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>;
+  typedef Bits Lanes __attribute__((vector_size(kBytes)));
+  static constexpr int64_t kCount = kBytes / sizeof(T);
+  Lanes largest{};
+
+  template <class Part>
+  COMPILEPASS_INLINE void add(const T* from, Part part) {
+    Lanes raw{};
+    std::memcpy(&raw, from, part.count * sizeof(T));
+    raw &= static_cast<Bits>(-1) >> 1;
+    largest = raw > largest ? raw : largest;
+  }
+  COMPILEPASS_INLINE void add(const float* from, Twice) {
+    add(from, Whole{});
+    add(from + kLanes, Whole{});
   }
   COMPILEPASS_INLINE float value() const {
-    int32_t largest = 0;
-    for (int64_t i = 0; i < kLanes; ++i) largest = bits[i] > largest ? bits[i] : largest;
-    return bit_cast<float>(largest);
+    typename Storage<T>::Raw raw{};
+    const Bits bits = largest_lane(largest);
+    std::memcpy(&raw, &bits, sizeof(bits));
+    return Storage<T>::widen(raw)[0];
   }
 };
 

@@ -55,8 +55,10 @@ from .quantisation import (
 from .rotary import (
     qk_norm_rope,
     rms_norm_rotate,
+    rms_norm_rotate_qk,
     rotary_embedding,
     rotate,
+    rotate_qk,
 )
 
 __all__ = [
@@ -89,8 +91,10 @@ __all__ = [
     "rms_norm",
     "rms_norm_dynamic_int8_quant",
     "rms_norm_rotate",
+    "rms_norm_rotate_qk",
     "rotary_embedding",
     "rotate",
+    "rotate_qk",
     "silu_and_mul",
     "silu_and_mul_dynamic_int8_quant",
     "silu_mul",

@@ -10,8 +10,10 @@ from .norms import rms_norm
 __all__ = [
     "qk_norm_rope",
     "rms_norm_rotate",
+    "rms_norm_rotate_qk",
     "rotary_embedding",
     "rotate",
+    "rotate_qk",
 ]
 
 
@@ -71,6 +73,25 @@ def rms_norm_rotate(
     return rotate(rms_norm(x, weight, eps, variant), cos, sin, interleaved, per_pair)
 
 
+def rms_norm_rotate_qk(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    variant: str = "llama",
+    interleaved: bool = False,
+    per_pair: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """:func:`rms_norm_rotate` of ``q`` and of ``k``, which have the same tables."""
+    return (
+        rms_norm_rotate(q, q_weight, cos, sin, eps, variant, interleaved, per_pair),
+        rms_norm_rotate(k, k_weight, cos, sin, eps, variant, interleaved, per_pair),
+    )
+
+
 def rotate(
     x: Tensor,
     cos: Tensor,
@@ -102,6 +123,22 @@ def rotate(
     if not per_pair:
         return x * cos + _paired(-second, first, interleaved) * sin
     return _paired(first * cos - second * sin, second * cos + first * sin, interleaved)
+
+
+def rotate_qk(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool = False,
+    per_pair: bool = False,
+    wide: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """:func:`rotate` of ``q`` and of ``k``, which have the same tables."""
+    return (
+        rotate(q, cos, sin, interleaved, per_pair, wide),
+        rotate(k, cos, sin, interleaved, per_pair, wide),
+    )
 
 
 def _paired(first: Tensor, second: Tensor, interleaved: bool) -> Tensor:

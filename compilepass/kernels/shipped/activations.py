@@ -69,6 +69,9 @@ FAKES: dict[str, Callable[..., Any]] = {
     "gelu_mul": _gelu_mul,
     "silu_and_mul": _silu_and_mul,
     "gelu_and_mul": _gelu_and_mul,
+    "mul_and_silu": _silu_and_mul,
+    "fatrelu_and_mul": _fatrelu_and_mul,
+    "swigluoai_and_mul": _swigluoai_and_mul,
 }
 
 OPS = (

@@ -84,6 +84,8 @@ def _fused_add_layer_norm(
 FAKES: dict[str, Callable[..., Any]] = {
     "rms_norm": _rms_norm,
     "fused_add_rms_norm": _fused_add_rms_norm,
+    "layer_norm": _layer_norm,
+    "fused_add_layer_norm": _fused_add_layer_norm,
 }
 
 OPS = (

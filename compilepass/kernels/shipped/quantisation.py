@@ -59,20 +59,20 @@ def _check_one(name: str, t: Tensor) -> None:
 
 _QUANTISED: dict[str, Callable[..., Any]] = {
     "dynamic_int8": _quant_int8,
+    "asymmetric_int8": _asymmetric_quant_int8,
     "static_int8": _static_quant_int8,
+    "static_asymmetric_int8": _static_quant_int8,
     "dynamic_fp8": _quant_fp8,
     "static_fp8": _static_quant_fp8,
     "group_fp8": _group_quant_fp8,
 }
 _MADE: dict[str, Callable[..., Any]] = {**NORMS, **GATES}
-_RESULTS = {"static_int8": 1, "static_fp8": 1}
 
 
 def _fused(source_name: str, name: str) -> KernelOp:
     source, quantisation = SOURCES[source_name], QUANTISATIONS[name]
-    settings = [quantisation.setting] if quantisation.setting else []
-    arguments = ", ".join([*(f"Tensor {t}" for t in source.tensors), *settings, *source.options])
-    results = _RESULTS.get(name, 2) + (source_name == "fused_add_rms_norm")
+    arguments = ", ".join((*source.tensors, *quantisation.settings, *source.options))
+    results = quantisation.results + source_name.startswith("fused_add")
     returns = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
     fused_name = f"{source_name}_{name}_quant"
     return define(

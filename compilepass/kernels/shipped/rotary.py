@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from ...errors import KernelError
@@ -65,6 +67,10 @@ def _rotate(
     return x.new_empty(x.shape)
 
 
+def _rotate_qk(q: Tensor, k: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    return _rotate(q, *args), _rotate(k, *args)
+
+
 def _rms_norm_rotate(
     x: Tensor,
     weight: Tensor,
@@ -78,6 +84,12 @@ def _rms_norm_rotate(
     check_rms_norm(x, weight, variant)
     normed = x.new_empty(x.shape, dtype=normed_dtype(x.dtype, weight.dtype, variant))
     return _rotate(normed, cos, sin, interleaved, per_pair)
+
+
+def _rms_norm_rotate_qk(
+    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, *args: Any
+) -> tuple[Tensor, Tensor]:
+    return _rms_norm_rotate(q, q_weight, *args), _rms_norm_rotate(k, k_weight, *args)
 
 
 OPS = (
@@ -94,6 +106,12 @@ OPS = (
         fake=_rotate,
     ),
     define(
+        "compilepass::rotate_qk(Tensor q, Tensor k, Tensor cos, Tensor sin, "
+        "bool interleaved=False, bool per_pair=False, bool wide=False) -> (Tensor, Tensor)",
+        native=native.rotate_qk,
+        fake=_rotate_qk,
+    ),
+    define(
         "compilepass::qk_norm_rope(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, "
         "Tensor cos, Tensor sin, float eps, bool interleaved, str variant='llama')"
         " -> (Tensor, Tensor)",
@@ -105,5 +123,12 @@ OPS = (
         "str variant='llama', bool interleaved=False, bool per_pair=False) -> Tensor",
         native=native.rms_norm_rotate,
         fake=_rms_norm_rotate,
+    ),
+    define(
+        "compilepass::rms_norm_rotate_qk(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, "
+        "Tensor cos, Tensor sin, float eps, str variant='llama', bool interleaved=False, "
+        "bool per_pair=False) -> (Tensor, Tensor)",
+        native=native.rms_norm_rotate_qk,
+        fake=_rms_norm_rotate_qk,
     ),
 )

@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..native.fused_quantisation import QUANTISATIONS, SOURCES
 from ..registry import provider
 
 __all__ = ["TRITON_OPS", "register"]
 
+WIDEST_GROUP = 16384  # as many as a block holds
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
@@ -51,7 +53,8 @@ def _available(device_type: str) -> str | None:
 
 def _load(module: str, short: str) -> Callable[..., Any]:
     """What the op of that name runs for tensors that nothing traces, without the op around it."""
-    op = getattr(importlib.import_module(f".{module}", __name__), short)
+    found = importlib.import_module(f".{module}", __name__)
+    op = vars(found).get(short) or found.QUANTISED[short]
     function: Callable[..., Any] = op._init_fn
     return function
 
@@ -92,42 +95,57 @@ def _takes_qk_norm_rope(
     return _takes_rotary_embedding(q, k, cos, sin, False) or _takes(q, k, q_weight, k_weight)
 
 
+def _takes_static(tensors: int, *args: Any) -> str | None:
+    """A quantisation after so many ``tensors`` of one dtype, with a scale behind them."""
+    for value, dtype in zip(args[tensors:], (torch.float32, torch.int32), strict=False):
+        if isinstance(value, Tensor) and value.dtype != dtype:
+            return f"a scale is float32 and a zero point int32, not {value.dtype}"
+        if isinstance(value, Tensor) and value.device != args[0].device:
+            return "the tensors are on several devices"
+    return _takes(*args[:tensors])
+
+
+def _takes_groups(tensors: int, *args: Any) -> str | None:
+    group = args[tensors]
+    if group < 1 or group & (group - 1) or group > WIDEST_GROUP:
+        return f"a group is a power of two up to {WIDEST_GROUP}, not {group}"
+    return _takes(*args)
+
+
+def _takes_quantised(tensors: int, settings: tuple[str, ...]) -> Callable[..., str | None]:
+    if "int group" in settings:
+        return partial(_takes_groups, tensors)
+    return partial(_takes_static, tensors) if settings else _takes
+
+
+def _quantised(module: str, *sources: str) -> dict[str, tuple[str, Callable[..., str | None]]]:
+    return {
+        f"{source}_{name}_quant": (
+            module,
+            _takes_quantised(len(SOURCES[source].tensors), quantisation.settings),
+        )
+        for source in sources
+        for name, quantisation in QUANTISATIONS.items()
+    }
+
+
+_GATES = ("fatrelu_and_mul", "gelu_and_mul", "gelu_mul", "mul_and_silu", "silu_and_mul", "silu_mul")
+_ACTIVATIONS = (*_GATES, "swigluoai_and_mul", "gelu_fast", "gelu_new", "quick_gelu", "relu2")
+_NORMS = ("fused_add_layer_norm", "fused_add_rms_norm", "layer_norm", "rms_norm")
+
 #: The module of each kernel, and which calls it takes.
 TRITON_OPS: dict[str, tuple[str, Callable[..., str | None]]] = {
+    **dict.fromkeys(_ACTIVATIONS, ("activations", _takes)),
+    **dict.fromkeys(_NORMS, ("norms", _takes)),
+    **_quantised("activations", *_GATES, "swigluoai_and_mul"),
+    **_quantised("norms", *_NORMS),
+    **dict.fromkeys(("quant_int8", "asymmetric_quant_int8", "quant_fp8"), ("quantisation", _takes)),
     **dict.fromkeys(
-        (
-            "fatrelu_and_mul",
-            "gelu_and_mul",
-            "gelu_and_mul_dynamic_int8_quant",
-            "gelu_fast",
-            "gelu_mul",
-            "gelu_mul_dynamic_int8_quant",
-            "gelu_new",
-            "mul_and_silu",
-            "quick_gelu",
-            "relu2",
-            "silu_and_mul",
-            "silu_and_mul_dynamic_int8_quant",
-            "silu_mul",
-            "silu_mul_dynamic_int8_quant",
-            "swigluoai_and_mul",
-        ),
-        ("activations", _takes),
+        ("static_quant_int8", "static_quant_fp8"), ("quantisation", partial(_takes_static, 1))
     ),
-    **dict.fromkeys(
-        (
-            "fused_add_layer_norm",
-            "fused_add_rms_norm",
-            "fused_add_rms_norm_dynamic_int8_quant",
-            "layer_norm",
-            "rms_norm",
-            "rms_norm_dynamic_int8_quant",
-        ),
-        ("norms", _takes),
-    ),
-    "quant_int8": ("quantisation", _takes),
-    "rms_norm_rotate": ("rotary", _takes),
-    "rotate": ("rotary", _takes),
+    "group_quant_fp8": ("quantisation", partial(_takes_groups, 1)),
+    **dict.fromkeys(("rms_norm_rotate", "rms_norm_rotate_qk"), ("rotary", _takes)),
+    **dict.fromkeys(("rotate", "rotate_qk"), ("rotary", _takes)),
     "rotary_embedding": ("rotary", _takes_rotary_embedding),
     "qk_norm_rope": ("rotary", _takes_qk_norm_rope),
 }

@@ -12,33 +12,21 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from .rows import (
-    block_of,
-    by_rows,
-    largest_bits,
-    outputs,
-    quantised,
-    rounded,
-    scale_of,
-    spaced,
-    tuned,
-)
+from .rows import block_of, by_rows, outputs, rounded, spaced, tuned
+from .sinks import Sink, quantised_ops, store_row
 
 __all__ = [
+    "QUANTISED",
     "fatrelu_and_mul",
     "gelu_and_mul",
-    "gelu_and_mul_dynamic_int8_quant",
     "gelu_fast",
     "gelu_mul",
-    "gelu_mul_dynamic_int8_quant",
     "gelu_new",
     "mul_and_silu",
     "quick_gelu",
     "relu2",
     "silu_and_mul",
-    "silu_and_mul_dynamic_int8_quant",
     "silu_mul",
-    "silu_mul_dynamic_int8_quant",
     "swigluoai_and_mul",
 ]
 
@@ -112,45 +100,43 @@ def _blocks(
 
 
 @triton.jit
-def _quantised_rows(
+def _rows(
     gate,
     up,
     out,
     scales,
+    zero_points,
+    scale,
+    zero_point,
     gate_stride,
     up_stride,
+    by,
+    limit,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    STEP: tl.constexpr,
+    SINK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     gate += row * gate_stride
     up += row * up_stride
-    out += row * WIDTH
     offsets = tl.arange(0, BLOCK)
-    if WIDTH <= BLOCK:
-        mask = offsets < WIDTH
-        value = _value(gate, up, offsets, mask, 0.0, 0.0, ACTIVATION, True, 1)
-        step = scale_of(tl.max(largest_bits(value), 0))
-        tl.store(scales + row, step)
-        tl.store(out + offsets, quantised(value, step), mask)
-    else:
-        largest = tl.zeros((BLOCK,), tl.int32)
-        for start in range(0, WIDTH, BLOCK):
-            at = start + offsets
-            value = _value(gate, up, at, at < WIDTH, 0.0, 0.0, ACTIVATION, True, 1)
-            largest = tl.maximum(largest, largest_bits(value))
-        step = scale_of(tl.max(largest, 0))
-        tl.store(scales + row, step)
-        for start in range(0, WIDTH, BLOCK):
-            at = start + offsets
-            value = _value(gate, up, at, at < WIDTH, 0.0, 0.0, ACTIVATION, True, 1)
-            tl.store(out + at, quantised(value, step), at < WIDTH)
+    mask = offsets < WIDTH
+    value = _value(gate, up, offsets, mask, by, limit, ACTIVATION, True, STEP)
+    store_row(
+        tl.where(mask, value, 0.0), row, offsets, mask, out + row * WIDTH, scales, zero_points,
+        scale, zero_point, WIDTH, BLOCK, SINK, GROUP,
+    )  # fmt: skip
 
 
 _BLOCKS = tuned(_blocks, ["WIDTH", "ACTIVATION"])
-_QUANTISED = tuned(_quantised_rows, ["WIDTH", "ACTIVATION"])
+_ROWS = tuned(_rows, ["WIDTH", "ACTIVATION", "SINK", "GROUP"])
 _BLOCK = 1024  # of a kernel that needs nothing of the rest of the row
+
+
+Others = tuple[Tensor, ...]  # results beside the first, of which gates have none
 
 
 class _Numbers(NamedTuple):
@@ -188,23 +174,36 @@ def _write(
     return out
 
 
-def _quantise(
-    gate: Tensor, up: Tensor, activation: str, out: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
-    width = gate.shape[-1]
+def _write_to(
+    sink: Sink,
+    gate: Tensor,
+    up: Tensor,
+    activation: str,
+    numbers: _Numbers = _Numbers(),  # noqa: B008 (it never changes)
+    step: int = 1,
+) -> Others:
+    """Into a sink, which may need the rest of the row."""
+    if sink.kind == "as it is":
+        _write(gate, up, activation, sink.out, numbers, step)
+        return ()
+    width = sink.out.shape[-1]
     gates, ups = spaced(gate), spaced(up)
     block = block_of(width)
-    by_rows(_QUANTISED, block, gate.numel() // width)(
+    by_rows(_ROWS, block, sink.out.numel() // width)(
         gates.tensor,
         ups.tensor,
-        *out,
+        *sink.pointers,
         gates.stride,
         ups.stride,
+        numbers.by,
+        numbers.limit,
         WIDTH=width,
         BLOCK=block,
         ACTIVATION=activation,
+        STEP=step,
+        **sink.constants,
     )
-    return out
+    return ()
 
 
 def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -271,25 +270,44 @@ def relu2(x: Tensor) -> Tensor:
     return _write(x, None, "relu2", outputs("relu2", x))
 
 
-@triton_op("compilepass_triton::silu_mul_dynamic_int8_quant", mutates_args=())
-def silu_mul_dynamic_int8_quant(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    return _quantise(gate, up, "silu", outputs("silu_mul_dynamic_int8_quant", gate, up))
+def _write_silu_mul(sink: Sink, _: Others, gate: Tensor, up: Tensor) -> Others:
+    return _write_to(sink, gate, up, "silu")
 
 
-@triton_op("compilepass_triton::silu_and_mul_dynamic_int8_quant", mutates_args=())
-def silu_and_mul_dynamic_int8_quant(x: Tensor) -> tuple[Tensor, Tensor]:
-    return _quantise(*_halves(x), "silu", outputs("silu_and_mul_dynamic_int8_quant", x))
+def _write_gelu_mul(sink: Sink, _: Others, gate: Tensor, up: Tensor, approximate: str) -> Others:
+    return _write_to(sink, gate, up, f"gelu_{approximate}")
 
 
-@triton_op("compilepass_triton::gelu_mul_dynamic_int8_quant", mutates_args=())
-def gelu_mul_dynamic_int8_quant(
-    gate: Tensor, up: Tensor, approximate: str
-) -> tuple[Tensor, Tensor]:
-    out = outputs("gelu_mul_dynamic_int8_quant", gate, up, approximate)
-    return _quantise(gate, up, f"gelu_{approximate}", out)
+def _write_silu_and_mul(sink: Sink, _: Others, x: Tensor) -> Others:
+    return _write_to(sink, *_halves(x), "silu")
 
 
-@triton_op("compilepass_triton::gelu_and_mul_dynamic_int8_quant", mutates_args=())
-def gelu_and_mul_dynamic_int8_quant(x: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
-    out = outputs("gelu_and_mul_dynamic_int8_quant", x, approximate)
-    return _quantise(*_halves(x), f"gelu_{approximate}", out)
+def _write_mul_and_silu(sink: Sink, _: Others, x: Tensor) -> Others:
+    up, gate = _halves(x)
+    return _write_to(sink, gate, up, "silu")
+
+
+def _write_gelu_and_mul(sink: Sink, _: Others, x: Tensor, approximate: str) -> Others:
+    return _write_to(sink, *_halves(x), f"gelu_{approximate}")
+
+
+def _write_fatrelu_and_mul(sink: Sink, _: Others, x: Tensor, threshold: float) -> Others:
+    return _write_to(sink, *_halves(x), "fatrelu", _Numbers(threshold))
+
+
+def _write_swigluoai_and_mul(
+    sink: Sink, _: Others, x: Tensor, alpha: float = 1.702, limit: float = 7.0
+) -> Others:
+    rows = spaced(x).tensor
+    return _write_to(sink, rows, rows[..., 1:], "swigluoai", _Numbers(alpha, limit), step=2)
+
+
+QUANTISED = {
+    **quantised_ops("silu_mul", _write_silu_mul),
+    **quantised_ops("gelu_mul", _write_gelu_mul),
+    **quantised_ops("silu_and_mul", _write_silu_and_mul),
+    **quantised_ops("mul_and_silu", _write_mul_and_silu),
+    **quantised_ops("gelu_and_mul", _write_gelu_and_mul),
+    **quantised_ops("fatrelu_and_mul", _write_fatrelu_and_mul),
+    **quantised_ops("swigluoai_and_mul", _write_swigluoai_and_mul),
+}

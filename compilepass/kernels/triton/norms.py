@@ -1,32 +1,23 @@
-"""RMSNorm and layer norm on Triton, alone and after a residual add; RMSNorm with int8 as well."""
+"""RMSNorm and layer norm on Triton, after a residual add or not, into any sink."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op
 
-from .rows import (
-    block_of,
-    by_rows,
-    largest_bits,
-    outputs,
-    quantised,
-    rounded,
-    scale_of,
-    spaced,
-    tuned,
-    weighted,
-)
+from .rows import block_of, by_rows, outputs, rounded, spaced, tuned, weighted
+from .sinks import Sink, quantised_ops, store_row
 
 __all__ = [
+    "QUANTISED",
     "fused_add_layer_norm",
     "fused_add_rms_norm",
-    "fused_add_rms_norm_dynamic_int8_quant",
     "layer_norm",
     "rms_norm",
-    "rms_norm_dynamic_int8_quant",
 ]
 
 
@@ -50,9 +41,12 @@ def _norm_rows(
     x,
     residual,
     weight,
+    total,
     out,
     scales,
-    total,
+    zero_points,
+    scale,
+    zero_point,
     x_stride,
     residual_stride,
     eps,
@@ -60,7 +54,8 @@ def _norm_rows(
     BLOCK: tl.constexpr,
     VARIANT: tl.constexpr,
     ADDS: tl.constexpr,
-    QUANTISES: tl.constexpr,
+    SINK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     x += row * x_stride
@@ -75,14 +70,12 @@ def _norm_rows(
         value = _summed(x, residual, offsets, mask, ADDS)
         if ADDS:
             tl.store(total + offsets, value.to(total.dtype.element_ty), mask)
-        scale = tl.rsqrt(tl.div_rn(tl.sum(value * value, 0), WIDTH * 1.0) + epsilon)
-        normed = _normed(value, scale, weight, offsets, mask, VARIANT)
-        if QUANTISES:
-            step = scale_of(tl.max(largest_bits(normed), 0))
-            tl.store(scales + row, step)
-            tl.store(out + offsets, quantised(normed, step), mask)
-        else:
-            tl.store(out + offsets, normed.to(out.dtype.element_ty), mask)
+        factor = tl.rsqrt(tl.div_rn(tl.sum(value * value, 0), WIDTH * 1.0) + epsilon)
+        normed = _normed(value, factor, weight, offsets, mask, VARIANT)
+        store_row(
+            normed, row, offsets, mask, out, scales, zero_points, scale, zero_point,
+            WIDTH, BLOCK, SINK, GROUP,
+        )  # fmt: skip
     else:
         squares = tl.zeros((BLOCK,), tl.float32)
         for start in range(0, WIDTH, BLOCK):
@@ -91,28 +84,13 @@ def _norm_rows(
             if ADDS:
                 tl.store(total + at, value.to(total.dtype.element_ty), at < WIDTH)
             squares += value * value
-        scale = tl.rsqrt(tl.div_rn(tl.sum(squares, 0), WIDTH * 1.0) + epsilon)
+        factor = tl.rsqrt(tl.div_rn(tl.sum(squares, 0), WIDTH * 1.0) + epsilon)
         # Sums are taken again: what other threads have stored is not theirs to read yet.
-        if QUANTISES:
-            largest = tl.zeros((BLOCK,), tl.int32)
-            for start in range(0, WIDTH, BLOCK):
-                at = start + offsets
-                value = _summed(x, residual, at, at < WIDTH, ADDS)
-                normed = _normed(value, scale, weight, at, at < WIDTH, VARIANT)
-                largest = tl.maximum(largest, largest_bits(normed))
-            step = scale_of(tl.max(largest, 0))
-            tl.store(scales + row, step)
-            for start in range(0, WIDTH, BLOCK):
-                at = start + offsets
-                value = _summed(x, residual, at, at < WIDTH, ADDS)
-                normed = _normed(value, scale, weight, at, at < WIDTH, VARIANT)
-                tl.store(out + at, quantised(normed, step), at < WIDTH)
-        else:
-            for start in range(0, WIDTH, BLOCK):
-                at = start + offsets
-                value = _summed(x, residual, at, at < WIDTH, ADDS)
-                normed = _normed(value, scale, weight, at, at < WIDTH, VARIANT)
-                tl.store(out + at, normed.to(out.dtype.element_ty), at < WIDTH)
+        for start in range(0, WIDTH, BLOCK):
+            at = start + offsets
+            value = _summed(x, residual, at, at < WIDTH, ADDS)
+            normed = _normed(value, factor, weight, at, at < WIDTH, VARIANT)
+            tl.store(out + at, normed.to(out.dtype.element_ty), at < WIDTH)
 
 
 @triton.jit
@@ -130,8 +108,12 @@ def _layer_norm_rows(
     residual,
     weight,
     bias,
-    out,
     total,
+    out,
+    scales,
+    zero_points,
+    scale,
+    zero_point,
     x_stride,
     residual_stride,
     eps,
@@ -140,13 +122,15 @@ def _layer_norm_rows(
     ADDS: tl.constexpr,
     WEIGHTED: tl.constexpr,
     BIASED: tl.constexpr,
+    SINK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     x += row * x_stride
     residual += row * residual_stride
     total += row * WIDTH
     out += row * WIDTH
-    dtype: tl.constexpr = out.dtype.element_ty
+    dtype: tl.constexpr = x.dtype.element_ty
     offsets = tl.arange(0, BLOCK)
     epsilon = tl.cast(eps, tl.float32)
     share: tl.constexpr = 1.0 / WIDTH  # of shares, since a sum of large values could overflow
@@ -160,7 +144,10 @@ def _layer_norm_rows(
         value = tl.where(mask, value - tl.sum(value, 0) * share, 0.0)
         normed = value * tl.rsqrt(tl.sum(value * value, 0) * share + epsilon)
         value = _scaled(normed, weight, bias, offsets, mask, WEIGHTED, BIASED)
-        tl.store(out + offsets, value.to(dtype), mask)
+        store_row(
+            rounded(value, dtype), row, offsets, mask, out, scales, zero_points, scale, zero_point,
+            WIDTH, BLOCK, SINK, GROUP,
+        )  # fmt: skip
     else:
         shares = tl.zeros((BLOCK,), tl.float32)
         for start in range(0, WIDTH, BLOCK):
@@ -180,28 +167,27 @@ def _layer_norm_rows(
             squares += value * value
         rest = tl.sum(rests, 0) * share
         variance = tl.sum(squares, 0) * share - rest * rest
-        scale = tl.rsqrt(tl.where(variance < 0.0, 0.0, variance) + epsilon)
+        factor = tl.rsqrt(tl.where(variance < 0.0, 0.0, variance) + epsilon)
         for start in range(0, WIDTH, BLOCK):
             at = start + offsets
             value = _summed(x, residual, at, at < WIDTH, ADDS)
-            normed = ((value - near) - rest) * scale
+            normed = ((value - near) - rest) * factor
             value = _scaled(normed, weight, bias, at, at < WIDTH, WEIGHTED, BIASED)
             tl.store(out + at, value.to(dtype), at < WIDTH)
 
 
-_NORM_ROWS = tuned(_norm_rows, ["WIDTH", "VARIANT", "ADDS", "QUANTISES"])
-_LAYER_NORM_ROWS = tuned(_layer_norm_rows, ["WIDTH", "ADDS", "WEIGHTED", "BIASED"])
+_NORM_ROWS = tuned(_norm_rows, ["WIDTH", "VARIANT", "ADDS", "SINK", "GROUP"])
+_LAYER_NORM_ROWS = tuned(_layer_norm_rows, ["WIDTH", "ADDS", "WEIGHTED", "BIASED", "SINK", "GROUP"])
 
 
-def _run(
+def _write_norm(
+    sink: Sink,
+    total: Tensor | None,
     x: Tensor,
     residual: Tensor | None,
     weight: Tensor,
     eps: float,
     variant: str,
-    out: Tensor,
-    scale: Tensor | None,
-    total: Tensor | None,
 ) -> None:
     width = x.shape[-1]
     rows = spaced(x)
@@ -212,9 +198,8 @@ def _run(
         rows.tensor,
         others.tensor,
         weight.contiguous(),
-        out,
-        out if scale is None else scale,
-        out if total is None else total,
+        sink.out if total is None else total,
+        *sink.pointers,
         rows.stride,
         others.stride,
         eps,
@@ -222,14 +207,34 @@ def _run(
         BLOCK=block,
         VARIANT=variant,
         ADDS=residual is not None,
-        QUANTISES=scale is not None,
+        **sink.constants,
     )
+
+
+def _write_rms_norm(
+    sink: Sink, _: tuple[Tensor, ...], x: Tensor, weight: Tensor, eps: float, variant: str = "llama"
+) -> tuple[Tensor, ...]:
+    _write_norm(sink, None, x, None, weight, eps, variant)
+    return ()
+
+
+def _write_add_rms_norm(
+    sink: Sink,
+    others: tuple[Tensor, ...],
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    variant: str = "llama",
+) -> tuple[Tensor, ...]:
+    _write_norm(sink, others[0], x, residual, weight, eps, variant)
+    return others
 
 
 @triton_op("compilepass_triton::rms_norm", mutates_args=())
 def rms_norm(x: Tensor, weight: Tensor, eps: float, variant: str = "llama") -> Tensor:
     out: Tensor = outputs("rms_norm", x, weight, eps, variant)
-    _run(x, None, weight, eps, variant, out, None, None)
+    _write_rms_norm(Sink(out), (), x, weight, eps, variant)
     return out
 
 
@@ -238,38 +243,18 @@ def fused_add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, variant: str = "llama"
 ) -> tuple[Tensor, Tensor]:
     out, total = outputs("fused_add_rms_norm", x, residual, weight, eps, variant)
-    _run(x, residual, weight, eps, variant, out, None, total)
+    _write_add_rms_norm(Sink(out), (total,), x, residual, weight, eps, variant)
     return out, total
 
 
-@triton_op("compilepass_triton::rms_norm_dynamic_int8_quant", mutates_args=())
-def rms_norm_dynamic_int8_quant(
-    x: Tensor, weight: Tensor, eps: float, variant: str = "llama"
-) -> tuple[Tensor, Tensor]:
-    q, scale = outputs("rms_norm_dynamic_int8_quant", x, weight, eps, variant)
-    _run(x, None, weight, eps, variant, q, scale, None)
-    return q, scale
-
-
-@triton_op("compilepass_triton::fused_add_rms_norm_dynamic_int8_quant", mutates_args=())
-def fused_add_rms_norm_dynamic_int8_quant(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, variant: str = "llama"
-) -> tuple[Tensor, Tensor, Tensor]:
-    q, scale, total = outputs(
-        "fused_add_rms_norm_dynamic_int8_quant", x, residual, weight, eps, variant
-    )
-    _run(x, residual, weight, eps, variant, q, scale, total)
-    return q, scale, total
-
-
-def _run_layer_norm(
+def _write_centred(
+    sink: Sink,
+    total: Tensor | None,
     x: Tensor,
     residual: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
-    out: Tensor,
-    total: Tensor | None,
 ) -> None:
     width = x.shape[-1]
     rows = spaced(x)
@@ -278,10 +263,10 @@ def _run_layer_norm(
     by_rows(_LAYER_NORM_ROWS, block, x.numel() // width)(
         rows.tensor,
         others.tensor,
-        out if weight is None else weight.contiguous(),
-        out if bias is None else bias.contiguous(),
-        out,
-        out if total is None else total,
+        rows.tensor if weight is None else weight.contiguous(),
+        rows.tensor if bias is None else bias.contiguous(),
+        sink.out if total is None else total,
+        *sink.pointers,
         rows.stride,
         others.stride,
         eps,
@@ -290,13 +275,33 @@ def _run_layer_norm(
         ADDS=residual is not None,
         WEIGHTED=weight is not None,
         BIASED=bias is not None,
+        **sink.constants,
     )
+
+
+def _write_layer_norm(
+    sink: Sink,
+    _: tuple[Tensor, ...],
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    _write_centred(sink, None, x, None, weight, bias, eps)
+    return ()
+
+
+def _write_add_layer_norm(
+    sink: Sink, others: tuple[Tensor, ...], x: Tensor, residual: Tensor, *affine: Any
+) -> tuple[Tensor, ...]:
+    _write_centred(sink, others[0], x, residual, *affine)
+    return others
 
 
 @triton_op("compilepass_triton::layer_norm", mutates_args=())
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     out: Tensor = outputs("layer_norm", x, weight, bias, eps)
-    _run_layer_norm(x, None, weight, bias, eps, out, None)
+    _write_layer_norm(Sink(out), (), x, weight, bias, eps)
     return out
 
 
@@ -305,5 +310,13 @@ def fused_add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
     out, total = outputs("fused_add_layer_norm", x, residual, weight, bias, eps)
-    _run_layer_norm(x, residual, weight, bias, eps, out, total)
+    _write_add_layer_norm(Sink(out), (total,), x, residual, weight, bias, eps)
     return out, total
+
+
+QUANTISED = {
+    **quantised_ops("rms_norm", _write_rms_norm),
+    **quantised_ops("fused_add_rms_norm", _write_add_rms_norm),
+    **quantised_ops("layer_norm", _write_layer_norm),
+    **quantised_ops("fused_add_layer_norm", _write_add_layer_norm),
+}

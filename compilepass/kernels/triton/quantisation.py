@@ -1,62 +1,63 @@
-"""Dynamic int8 quantisation on Triton."""
+"""Quantisation on Triton, of rows that are there already."""
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
+from typing import Any
+
 from torch import Tensor
 from torch.library import triton_op
 
-from .rows import (
-    block_of,
-    by_rows,
-    largest_bits,
-    outputs,
-    quantised,
-    scale_of,
-    spaced,
-    tuned,
-)
+from .rows import outputs
+from .sinks import quantise_rows, sink_for
 
-__all__ = ["quant_int8"]
-
-
-@triton.jit
-def _quantise_rows(x, out, scales, x_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    x += row * x_stride
-    out += row * WIDTH
-    offsets = tl.arange(0, BLOCK)
-    if WIDTH <= BLOCK:
-        mask = offsets < WIDTH
-        value = tl.load(x + offsets, mask, 0.0).to(tl.float32)
-        step = scale_of(tl.max(largest_bits(value), 0))
-        tl.store(scales + row, step)
-        tl.store(out + offsets, quantised(value, step), mask)
-    else:
-        largest = tl.zeros((BLOCK,), tl.int32)
-        for start in range(0, WIDTH, BLOCK):
-            at = start + offsets
-            value = tl.load(x + at, at < WIDTH, 0.0).to(tl.float32)
-            largest = tl.maximum(largest, largest_bits(value))
-        step = scale_of(tl.max(largest, 0))
-        tl.store(scales + row, step)
-        for start in range(0, WIDTH, BLOCK):
-            at = start + offsets
-            value = tl.load(x + at, at < WIDTH, 0.0).to(tl.float32)
-            tl.store(out + at, quantised(value, step), at < WIDTH)
+__all__ = [
+    "asymmetric_quant_int8",
+    "group_quant_fp8",
+    "quant_fp8",
+    "quant_int8",
+    "static_quant_fp8",
+    "static_quant_int8",
+]
 
 
-_QUANTISE_ROWS = tuned(_quantise_rows, ["WIDTH"])
+def _quantised(op: str, kind: str, x: Tensor, *settings: Any) -> tuple[Tensor, ...]:
+    new = outputs(op, x, *settings)
+    sink = sink_for(kind, new if isinstance(new, tuple) else (new,), settings)
+    quantise_rows(x, sink)
+    return sink.results
 
 
 @triton_op("compilepass_triton::quant_int8", mutates_args=())
 def quant_int8(x: Tensor) -> tuple[Tensor, Tensor]:
-    width = x.shape[-1]
-    q, scale = outputs("quant_int8", x)
-    rows = spaced(x)
-    block = block_of(width)
-    by_rows(_QUANTISE_ROWS, block, x.numel() // width)(
-        rows.tensor, q, scale, rows.stride, WIDTH=width, BLOCK=block
-    )
+    q, scale = _quantised("quant_int8", "dynamic_int8", x)
     return q, scale
+
+
+@triton_op("compilepass_triton::asymmetric_quant_int8", mutates_args=())
+def asymmetric_quant_int8(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    q, scale, zero_point = _quantised("asymmetric_quant_int8", "asymmetric_int8", x)
+    return q, scale, zero_point
+
+
+@triton_op("compilepass_triton::static_quant_int8", mutates_args=())
+def static_quant_int8(x: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Tensor:
+    if zero_point is None:
+        return _quantised("static_quant_int8", "static_int8", x, scale)[0]
+    return _quantised("static_quant_int8", "static_asymmetric_int8", x, scale, zero_point)[0]
+
+
+@triton_op("compilepass_triton::quant_fp8", mutates_args=())
+def quant_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    q, scale = _quantised("quant_fp8", "dynamic_fp8", x)
+    return q, scale
+
+
+@triton_op("compilepass_triton::group_quant_fp8", mutates_args=())
+def group_quant_fp8(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    q, scale = _quantised("group_quant_fp8", "group_fp8", x, group)
+    return q, scale
+
+
+@triton_op("compilepass_triton::static_quant_fp8", mutates_args=())
+def static_quant_fp8(x: Tensor, scale: Tensor) -> Tensor:
+    return _quantised("static_quant_fp8", "static_fp8", x, scale)[0]

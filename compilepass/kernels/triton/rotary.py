@@ -15,7 +15,14 @@ from torch.library import triton_op, wrap_triton
 
 from .rows import one_if_interpreted, outputs, rounded, weighted
 
-__all__ = ["qk_norm_rope", "rms_norm_rotate", "rotary_embedding", "rotate"]
+__all__ = [
+    "qk_norm_rope",
+    "rms_norm_rotate",
+    "rms_norm_rotate_qk",
+    "rotary_embedding",
+    "rotate",
+    "rotate_qk",
+]
 
 DIMS = 3  # leading dimensions that the kernel counts along
 
@@ -43,10 +50,7 @@ def _normed(value, scale, weight, mask, dtype: tl.constexpr, VARIANT: tl.constex
 def _rotate_rows(
     x,
     weight,
-    cos,
-    sin,
     out,
-    eps,
     rows,
     size1,
     size2,
@@ -59,6 +63,24 @@ def _rotate_rows(
     sin0,
     sin1,
     sin2,
+    other_x,
+    other_weight,
+    other_out,
+    other_rows,
+    other_size1,
+    other_size2,
+    other_x0,
+    other_x1,
+    other_x2,
+    other_cos0,
+    other_cos1,
+    other_cos2,
+    other_sin0,
+    other_sin1,
+    other_sin2,
+    cos,
+    sin,
+    eps,
     WIDTH: tl.constexpr,
     TURNED: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -67,11 +89,33 @@ def _rotate_rows(
     PER_PAIR: tl.constexpr,
     WIDE: tl.constexpr,
     VARIANT: tl.constexpr,
+    PAIRED: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     dtype: tl.constexpr = x.dtype.element_ty
     half: tl.constexpr = TURNED // 2
-    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    program = tl.program_id(0).to(tl.int64)
+    if PAIRED:  # the programs behind those of x are of the other tensor
+        before = tl.cdiv(rows, ROWS)
+        other = program >= before
+        if other:
+            x = other_x
+            weight = other_weight
+            out = other_out
+        program = tl.where(other, program - before, program)
+        rows = tl.where(other, other_rows, rows)
+        size1 = tl.where(other, other_size1, size1)
+        size2 = tl.where(other, other_size2, size2)
+        x0 = tl.where(other, other_x0, x0)
+        x1 = tl.where(other, other_x1, x1)
+        x2 = tl.where(other, other_x2, x2)
+        cos0 = tl.where(other, other_cos0, cos0)
+        cos1 = tl.where(other, other_cos1, cos1)
+        cos2 = tl.where(other, other_cos2, cos2)
+        sin0 = tl.where(other, other_sin0, sin0)
+        sin1 = tl.where(other, other_sin1, sin1)
+        sin2 = tl.where(other, other_sin2, sin2)
+    row = (program * ROWS + tl.arange(0, ROWS))[:, None]
     here = row < rows
     i2 = row % size2
     i1 = row // size2 % size1
@@ -130,56 +174,77 @@ _ROTATE_ROWS = triton.autotune(
             for rows, warps in ((8, 4), (1, 1), (4, 2), (16, 4), (32, 8))
         ]
     ),
-    key=["WIDTH", "TURNED", "INTERLEAVED", "PER_PAIR", "VARIANT"],
+    key=["WIDTH", "TURNED", "INTERLEAVED", "PER_PAIR", "VARIANT", "PAIRED"],
     cache_results=True,
 )(_rotate_rows)
+
+
+class _Heads(NamedTuple):
+    """A tensor to rotate, the weight of the norm before if there is one, and where it goes."""
+
+    x: Tensor
+    out: Tensor
+    weight: Tensor | None = None
 
 
 class _Norm(NamedTuple):
     """An RMSNorm of each head before it is rotated."""
 
-    weight: Tensor
     eps: float
     variant: str
 
 
-def _run(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    interleaved: bool,
-    per_pair: bool,
-    wide: bool,
-    out: Tensor,
-    norm: _Norm | None = None,
-) -> None:
-    width = x.shape[-1]
-    turned = cos.shape[-1] * (2 if per_pair else 1)
-    rows = x.numel() // width
-    lead = _lead(x, cos, sin)
+class _Tables(NamedTuple):
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+    per_pair: bool
+    wide: bool = False
+
+
+def _run(tables: _Tables, *heads: _Heads, norm: _Norm | None = None) -> None:
+    """Rotate one tensor, or two in one launch."""
+    if heads[0].x.shape[-1] != heads[-1].x.shape[-1]:
+        for one in heads:
+            _run(tables, one, norm=norm)
+        return
+    width = heads[0].x.shape[-1]
+    turned = tables.cos.shape[-1] * (2 if tables.per_pair else 1)
+    leads = [_lead(h.x, tables.cos, tables.sin) for h in heads]
+    if any(a is not b for lead in leads for a, b in zip(lead.tables, leads[0].tables, strict=True)):
+        for one in heads:  # whose tables were copied, to lie as this one's heads need them
+            _run(tables, one, norm=norm)
+        return
+
+    def of_each(at: int) -> tuple[Any, ...]:
+        one, lead = heads[at % len(heads)], leads[at % len(heads)]
+        x = lead.tensors[0]
+        return (
+            x,
+            x if one.weight is None else one.weight.contiguous(),
+            one.out,
+            one.x.numel() // width,
+            *lead.sizes[1:],
+            *(stride for strides in lead.strides for stride in strides),
+        )
 
     def grid(meta: dict[str, Any]) -> tuple[Any]:
-        return (triton.cdiv(rows, meta["ROWS"]),)
+        return (sum(triton.cdiv(h.x.numel() // width, meta["ROWS"]) for h in heads),)
 
-    x, cos, sin = lead.tensors
     wrap_triton(_ROTATE_ROWS)[grid](
-        x,
-        x if norm is None else norm.weight.contiguous(),
-        cos,
-        sin,
-        out,
+        *of_each(0),
+        *of_each(1),
+        *leads[0].tables,
         0.0 if norm is None else norm.eps,
-        rows,
-        *lead.sizes[1:],
-        *(stride for strides in lead.strides for stride in strides),
         WIDTH=width,
         TURNED=turned,
         PAIRS=triton.next_power_of_2(max(turned // 2, 1)),
         REST=triton.next_power_of_2(max(width - turned, 1)),
-        INTERLEAVED=interleaved,
-        PER_PAIR=per_pair,
-        WIDE=wide,
+        INTERLEAVED=tables.interleaved,
+        PER_PAIR=tables.per_pair,
+        WIDE=tables.wide,
         VARIANT="none" if norm is None else norm.variant,
+        PAIRED=len(heads) > 1,
     )
 
 
@@ -189,6 +254,10 @@ class _Lead(NamedTuple):
     tensors: list[Tensor]
     sizes: list[Any]
     strides: list[list[Any]]
+
+    @property
+    def tables(self) -> list[Tensor]:
+        return self.tensors[1:]
 
 
 def _lead(x: Tensor, cos: Tensor, sin: Tensor) -> _Lead:
@@ -240,7 +309,23 @@ def rotate(
     wide: bool = False,
 ) -> Tensor:
     out: Tensor = outputs("rotate", x, cos, sin, interleaved, per_pair, wide)
-    _run(x, cos, sin, interleaved, per_pair, wide, out)
+    _run(_Tables(cos, sin, interleaved, per_pair, wide), _Heads(x, out))
+    return out
+
+
+@triton_op("compilepass_triton::rotate_qk", mutates_args=())
+def rotate_qk(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool = False,
+    per_pair: bool = False,
+    wide: bool = False,
+) -> tuple[Tensor, Tensor]:
+    args = (q, k, cos, sin, interleaved, per_pair, wide)
+    out: tuple[Tensor, Tensor] = outputs("rotate_qk", *args)
+    _run(_Tables(*args[2:]), _Heads(q, out[0]), _Heads(k, out[1]))
     return out
 
 
@@ -249,9 +334,8 @@ def rotary_embedding(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
     out: tuple[Tensor, Tensor] = outputs("rotary_embedding", q, k, cos, sin, interleaved)
-    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-    for x, rotated in zip((q, k), out, strict=True):
-        _run(x, cos, sin, interleaved, True, False, rotated)
+    tables = _Tables(cos.unsqueeze(-2), sin.unsqueeze(-2), interleaved, True)
+    _run(tables, _Heads(q, out[0]), _Heads(k, out[1]))
     return out
 
 
@@ -269,9 +353,9 @@ def qk_norm_rope(
 ) -> tuple[Tensor, Tensor]:
     args = (q, k, q_weight, k_weight, cos, sin, eps, interleaved, variant)
     out: tuple[Tensor, Tensor] = outputs("qk_norm_rope", *args)
-    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-    for x, weight, rotated in zip((q, k), (q_weight, k_weight), out, strict=True):
-        _run(x, cos, sin, interleaved, True, False, rotated, _Norm(weight, eps, variant))
+    heads = _Heads(q, out[0], q_weight), _Heads(k, out[1], k_weight)
+    tables = _Tables(cos.unsqueeze(-2), sin.unsqueeze(-2), interleaved, True)
+    _run(tables, *heads, norm=_Norm(eps, variant))
     return out
 
 
@@ -288,5 +372,26 @@ def rms_norm_rotate(
 ) -> Tensor:
     args = (x, weight, cos, sin, eps, variant, interleaved, per_pair)
     out: Tensor = outputs("rms_norm_rotate", *args)
-    _run(x, cos, sin, interleaved, per_pair, False, out, _Norm(weight, eps, variant))
+    tables = _Tables(cos, sin, interleaved, per_pair)
+    _run(tables, _Heads(x, out, weight), norm=_Norm(eps, variant))
+    return out
+
+
+@triton_op("compilepass_triton::rms_norm_rotate_qk", mutates_args=())
+def rms_norm_rotate_qk(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    variant: str = "llama",
+    interleaved: bool = False,
+    per_pair: bool = False,
+) -> tuple[Tensor, Tensor]:
+    args = (q, k, q_weight, k_weight, cos, sin, eps, variant, interleaved, per_pair)
+    out: tuple[Tensor, Tensor] = outputs("rms_norm_rotate_qk", *args)
+    heads = _Heads(q, out[0], q_weight), _Heads(k, out[1], k_weight)
+    _run(_Tables(cos, sin, interleaved, per_pair), *heads, norm=_Norm(eps, variant))
     return out

@@ -26,9 +26,7 @@ __all__ = [
     "largest_bits",
     "one_if_interpreted",
     "outputs",
-    "quantised",
     "rounded",
-    "scale_of",
     "spaced",
     "tuned",
     "weighted",
@@ -119,17 +117,3 @@ def largest_bits(value):
     Triton's own maximum ignores a NaN.
     """
     return value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-
-
-@triton.jit
-def scale_of(bits):
-    """The scale of a row from the largest of its :func:`largest_bits`."""
-    largest = bits.to(tl.float32, bitcast=True)
-    return tl.div_rn(tl.where(largest < 1e-5, 1e-5, largest), 127.0)
-
-
-@triton.jit
-def quantised(value, scale):
-    """``value / scale`` rounded half to even, which adding and subtracting 1.5 * 2**23 does."""
-    steps = tl.div_rn(value, scale + tl.zeros_like(value)) + 12582912.0 - 12582912.0
-    return tl.clamp(steps, -128.0, 127.0).to(tl.int8)
