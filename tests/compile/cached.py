@@ -30,7 +30,7 @@ class Watch(cp.Pass):
 def observe(name: str, **fields: Any) -> dict[str, Any]:
     torch._dynamo.reset()
     ran.clear()
-    config = cp.CompilationConfig(custom_ops=["none"], **fields)
+    config = cp.CompilationConfig(custom_ops=["none"], passes=["-fuse_linear"], **fields)
     config.register_pass(Watch)
     model, args = built(AddNorm), inputs()
     fast = cp.compile(model, config)

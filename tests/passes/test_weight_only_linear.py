@@ -17,7 +17,7 @@ from compilepass.testing import expect_matches
 IN, OUT = 64, 48
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = {"rows": (5, IN), "batch": (2, 3, IN), "token": (1, 1, IN)}
-FX = cp.CompilationConfig(backend="fx")
+FX = cp.CompilationConfig(backend="fx", passes=["-fuse_linear"])
 PASS = "fuse_weight_only_linear"
 
 #: a linear layer: ``(x, weight, scale, bias)``; scale is float32 ``[OUT]``

@@ -46,12 +46,16 @@ class Compiled:
                 yield str(node.target).split(".")[1], node
 
 
+#: without what takes linear layers on some machines only, and what pairs the calls of others
+PASSES = ("default", "-fuse_linear", "-fuse_qk_rope")
+
+
 def compiled(
     fn: Callable[..., Any],
     args: Sequence[Any],
     *,
     dynamic: bool = False,
-    passes: Sequence[str] = ("default",),
+    passes: Sequence[str] = PASSES,
 ) -> Compiled:
     """Compile ``fn`` with the passes, run it, and run the passes on the result once more."""
     config = cp.CompilationConfig(backend="fx", passes=list(passes))
