@@ -7,6 +7,7 @@ checks come before the first edit; an edit that cannot be completed is undone.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -326,10 +327,16 @@ class Emitter:
 def _view_key(call: Call, args: Any, kwargs: Any) -> Any:
     """What tells a view from others; ``None`` for other calls."""
     op: Any = call.target
-    arguments = op._schema.arguments if isinstance(op, torch._ops.OpOverload) else ()
-    if kwargs or not any(a.alias_info and not a.alias_info.is_write for a in arguments):
+    if kwargs or not _shares_memory(op):
         return None
     return op, *(tuple(a) if isinstance(a, (list, tuple)) else a for a in args)
+
+
+@functools.cache
+def _shares_memory(op: Any) -> bool:
+    """Whether the schema of an operation lets its result be a view of an operand."""
+    arguments = op._schema.arguments if isinstance(op, torch._ops.OpOverload) else ()
+    return any(a.alias_info and not a.alias_info.is_write for a in arguments)
 
 
 class _CannotBuild(Exception):
@@ -450,6 +457,8 @@ def _own_value(call: Call, node: Node, mode: FakeTensorMode, heirs: dict[Call, A
 
 def _memory(call: Call, node: Node, val: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The operand whose memory ``val`` shares, as recorded and as it is at ``node``."""
+    if not _shares_memory(call.target):
+        return None
     storage = val.untyped_storage()._cdata
     for there, here in zip(call.args, node.args, strict=False):
         if isinstance(there, Call) and isinstance(here, Node):

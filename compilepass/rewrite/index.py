@@ -90,7 +90,8 @@ def dtypes_of(nodes: Iterable[Node]) -> set[torch.dtype]:
     """The dtypes of all that ``nodes`` compute."""
     vals: list[Any] = [node.meta.get("val") for node in nodes]
     vals += [v for val in vals if type(val) in (tuple, list) for v in val]
-    return {val.dtype for val in vals if hasattr(val, "dtype")}
+    found = {getattr(val, "dtype", None) for val in vals}
+    return {dtype for dtype in found if dtype is not None}
 
 
 def _users_named(nodes: list[Node], ops: frozenset[str]) -> Iterator[Node]:

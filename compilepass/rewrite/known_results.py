@@ -41,6 +41,8 @@ def known_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if func is aten.var_mean.correction and kwargs.keys() <= {"correction", "keepdim"}:
         out = _reduced(func, (*args, kwargs.get("keepdim", False)))
         return None if out is None else (out, fake_like(out, out.fake_mode))
+    if func is aten.sum.dim_IntList and kwargs.keys() <= {"dtype"}:
+        return _reduced(func, args, kwargs.get("dtype"))
     if kwargs:
         return None
     if func is torch.ops.prims.convert_element_type.default or func.overloadpacket in _ELEMENTWISE:
@@ -80,16 +82,17 @@ def _elementwise(func: Any, args: tuple[Any, ...]) -> Any:
     return None
 
 
-def _reduced(func: Any, args: tuple[Any, ...]) -> Any:
+def _reduced(func: Any, args: tuple[Any, ...], dtype: torch.dtype | None = None) -> Any:
     """The result of a reduction of one dimension that is kept as 1; it is row-major."""
     x, dims, keep = (*args, False)[:3]
     if not isinstance(x, FakeTensor) or keep is not True:
         return None
     if not isinstance(dims, (list, tuple)) or len(dims) != 1 or x.dim() < 1:
         return None
-    dtype = None if x.dtype.is_floating_point else torch.int64
-    if dtype is not None and func is not aten.sum.dim_IntList:
-        return None
+    if not x.dtype.is_floating_point:
+        if func is not aten.sum.dim_IntList:
+            return None
+        dtype = dtype or torch.int64
     dim = dims[0] % x.dim()
     shape = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
     return fake_like(x, x.fake_mode, dtype=dtype, shape=shape)

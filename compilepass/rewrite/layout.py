@@ -9,6 +9,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv
 
 from .term import Shape, product, same, size_of
 
@@ -90,5 +91,10 @@ def _no_smaller(stride: Any, following: Any) -> bool:
     if ratio == 1 or (ratio.is_integer and ratio.is_positive):
         return True
     difference = sympy.sympify(stride - following)
+    for half in difference.atoms(FloorDiv):  # s - s // 2 is no smaller than s - s / 2
+        factor, (whole, by) = difference.coeff(half), half.args
+        if not (factor.is_number and by.is_number):
+            return False
+        difference = difference.xreplace({half: (whole if factor < 0 else whole - by + 1) / by})
     larger = {s: 2 + sympy.Dummy(integer=True, nonnegative=True) for s in difference.free_symbols}
     return bool(sympy.expand(difference.xreplace(larger)).is_nonnegative)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import sympy
 import torch
@@ -12,6 +13,8 @@ from torch.fx import Node
 
 from .record import Call
 from .term import Shape, product, same, size_of
+
+T = TypeVar("T")
 
 __all__ = [
     "LOOKED_THROUGH",
@@ -110,19 +113,33 @@ def kind_of(op: str) -> str:
     return _kinds.get(op, "exact")
 
 
-@functools.cache
+def _of_target(fn: Callable[[Any], T]) -> Callable[[Any], T]:
+    """Remember what a function says of a graph's target; the hash of an overload takes longer."""
+    known: dict[int, tuple[Any, T]] = {}  # the target is kept, so that its id stays its own
+
+    @functools.wraps(fn)
+    def look_up(target: Any) -> T:
+        entry = known.get(id(target))
+        if entry is None:
+            entry = known[id(target)] = target, fn(target)
+        return entry[1]
+
+    return look_up
+
+
+@_of_target
 def schema_slots(op: Any) -> tuple[tuple[str, Any], ...]:
     """The arguments of an op by name, with their defaults."""
     return tuple((a.name, a.default_value) for a in op._schema.arguments)
 
 
-@functools.cache
+@_of_target
 def is_kernel(target: Any) -> bool:
     """Whether this is an op outside of PyTorch's own namespaces, which may have a native form."""
     return isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prims")
 
 
-@functools.cache
+@_of_target
 def op_name(target: Any) -> str:
     """One name for all overloads of an aten or prims op; the full name of any other target."""
     if target is operator.getitem:

@@ -117,9 +117,12 @@ class Term:
 
     def forget(self, node: Any, reader: Reader) -> None:
         """Be the unread value of ``node``, which has the same dtype."""
-        for slot in _READ:
-            with contextlib.suppress(AttributeError):
+        if self.is_read:
+            for slot in _READ:
                 delattr(self, slot)
+        else:
+            with contextlib.suppress(AttributeError):  # not asked for yet
+                del self.shape
         self.node, self._reader = node, reader
 
     def param(self, name: str) -> Any:
