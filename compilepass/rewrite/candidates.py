@@ -60,15 +60,10 @@ class Candidates:
             return
         fewest = len(counts) - 1 - counts[::-1].index(min(counts))  # the last, if there are several
         start = pattern.operations[fewest]
-        values = _values(start, canonical)
-        if not values:
-            return
         self._read_spellings()
         path = pattern.path_from(start)
-        for value, node in [(value, value.node) for value in values]:
-            if value.node is not node:  # it was rewritten: what stands there now is the rule's
-                continue
-            if not value.is_there or not _may_be(start, value):
+        for value in canonical.each_value(start.op):
+            if value.dtype != start.dtype or not value.is_there or not _may_be(start, value):
                 continue
             found = [value]
             for step in path:

@@ -108,6 +108,26 @@ class Canonical:
             self._read_all(node)
         return sorted(self._by_op.get(op, ()), key=lambda term: term.owners[0])
 
+    def each_value(self, op: str) -> Iterator[Term]:
+        """The same one by one, each read when it is its turn, for who changes the graph meanwhile.
+
+        What is new in the graph is not among them.
+        """
+        known = [(term, term.node) for term in self._by_op.get(op, ())]
+        kernels = self.calls.kernels() if self._expand is not None else []
+        seen: set[Term] = set()
+        for node in sorted({*kernels, *self.calls.makers(op)}):
+            if node._erased or (is_kernel(node.target) and not self._may_hold(node, op)):
+                continue
+            self._read_all(node)
+            for term in self._made_by.get(node, ()):
+                if term.op == op and term not in seen:
+                    seen.add(term)
+                    yield term
+        for term, held_by in known:
+            if term not in seen and term.node is held_by and term.is_there:
+                yield term
+
     def count(self, op: str) -> int:
         """At most how many values ``op`` computes, kernel calls taken to compute one each."""
         if op not in self._counts:

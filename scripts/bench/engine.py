@@ -150,6 +150,7 @@ def main() -> None:
     engine = inductor.engine()
     first = capture(args.layers, dynamic=False)  # loads what any compile loads
     every = shipped_rules()
+    engine.pattern(RULE, torch.float32)  # loads what PyTorch and sympy need for symbolic sizes
     start = time.perf_counter()
     for rule in every:
         engine.pattern(rule, rule.dtypes[0])
