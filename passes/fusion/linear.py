@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from compilepass import FusionPass, Input, PassContext, Phase, Rule
+from compilepass import FusionPass, Input, Match, PassContext, Phase, Reject, Rule
 from compilepass.kernels import native
 
 __all__ = ["FuseLinear"]
@@ -36,11 +36,22 @@ class FuseLinear(FusionPass):
     phase = Phase.LOWER
     kernels = ("compilepass::linear",)
 
+    smallest: int = 1 << 20
+    """Elements of a weight from which on the call of a kernel is worth it."""
+
     def rules(self, ctx: PassContext) -> Sequence[Rule]:
+        smallest = self.smallest
+
+        def is_large(match: Match) -> Reject | None:
+            size = match.dims["K"] * match.dims["N"]
+            if isinstance(size, int) and size >= smallest:
+                return None
+            return match.reject(f"the weight has {size} elements, fewer than {smallest}")
+
         inputs = {"x": Input(("T", "K")), "w": Input(("N", "K"))}
         return [
-            Rule(linear_bias, fused_bias, {**inputs, "bias": Input(("N",))}),
-            Rule(linear, fused, inputs),
+            Rule(linear_bias, fused_bias, {**inputs, "bias": Input(("N",))}, is_large),
+            Rule(linear, fused, inputs, is_large),
         ]
 
 

@@ -196,10 +196,14 @@ TABLE = {
 each = pytest.mark.parametrize("name", TABLE)
 
 
+#: options under which small tensors are taken
+OPTIONS = {"fuse_linear": "{smallest=0}"}
+
+
 def explained(name: str, fn: Callable[..., Any], args: tuple[Tensor, ...]) -> Report:
     config = cp.CompilationConfig(custom_ops=["none"])
     with torch.no_grad():
-        return cp.explain(fn, args, config, passes=["none", f"+{name}"])
+        return cp.explain(fn, args, config, passes=["none", f"+{name}{OPTIONS.get(name, '')}"])
 
 
 def test_each_fusion_is_in_the_table() -> None:

@@ -14,6 +14,7 @@ from compilepass.platforms import get_platform
 from compilepass.testing import expect_matches
 
 NAME = "fuse_linear"
+OF_ANY_SIZE = "+fuse_linear{smallest=0}"
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 every_dtype = pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda d: str(d)[6:])
@@ -21,7 +22,7 @@ every_dtype = pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda d: str(d)[6
 
 def compiled(model: Any, *args: Tensor, **options: Any) -> tuple[Tensor, cp.Report]:
     torch._dynamo.reset()
-    fast = cp.compile(model, cp.CompilationConfig(backend="fx", **options))
+    fast = cp.compile(model, cp.CompilationConfig(backend="fx", passes=[OF_ANY_SIZE], **options))
     with torch.no_grad():
         out = fast(*args)
     return out, cp.report(fast)
@@ -83,7 +84,7 @@ def test_a_weight_out_of_rows_is_left() -> None:
 
 def test_a_training_step_is_left() -> None:
     torch._dynamo.reset()
-    fast = cp.compile(nn.Linear(64, 48), cp.CompilationConfig(backend="fx"))
+    fast = cp.compile(nn.Linear(64, 48), cp.CompilationConfig(backend="fx", passes=[OF_ANY_SIZE]))
     fast(torch.randn(1, 64)).sum().backward()
     assert NAME not in cp.report(fast).matches
 
@@ -93,6 +94,14 @@ def test_every_linear_of_a_decoding_step_is_taken() -> None:
     assert isinstance(inputs, dict)
     with torch.no_grad():
         step = next_token(model, inputs)
-        fast = cp.compile(model, cp.CompilationConfig(backend="fx"))
+        fast = cp.compile(model, cp.CompilationConfig(backend="fx", passes=[OF_ANY_SIZE]))
         fast(**step)
     expect_matches(fast, {NAME: 2 * 7 + 1})
+
+
+def test_a_small_weight_is_left_to_pytorch_and_told() -> None:
+    layer = nn.Linear(64, 48).requires_grad_(False)
+    report = cp.explain(layer, (torch.randn(1, 64),))
+    assert not report.matches[NAME]
+    told = [m for m in report.near_misses if m.pass_name == NAME]
+    assert any(m.code == "check" and "3072 elements" in m.message for m in told)
